@@ -1,0 +1,1 @@
+"""Helpers shared by the rooms. Nothing here is public."""

@@ -1,0 +1,23 @@
+"""The one place that touches a backend.
+
+`backend` is the module for the backend that Keras runs on. The modules have
+the same names: `fused_refusal`, `fused_attention`, `write_token`, `compiled`,
+`while_loop`, `RUNS_STEP_BY_STEP` and `no_gradients`.
+"""
+
+import importlib
+
+import keras
+
+_SUPPORTED = ("jax", "tensorflow", "torch")
+
+if keras.backend.backend() not in _SUPPORTED:
+    raise ImportError(
+        f"keras_transformer runs on the Keras backends {_SUPPORTED}. Received: "
+        f"KERAS_BACKEND={keras.backend.backend()!r}. Set KERAS_BACKEND to one "
+        "of them before the first import of keras."
+    )
+
+backend = importlib.import_module(
+    f"keras_transformer._internal.backends.{keras.backend.backend()}"
+)

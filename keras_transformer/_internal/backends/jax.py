@@ -1,0 +1,57 @@
+"""JAX."""
+
+import contextlib
+
+import jax
+
+
+def fused_refusal(*, has_mask, has_bias, is_half, same_width):
+    """Why the kernel cannot take the call, or None when it can."""
+    if has_mask:
+        return "a row that sees no key would not be exactly zero"
+    if has_bias:
+        return "score biases are left to the dense executor"
+    if not same_width:
+        return "values must be as wide as keys"
+    if is_half and jax.default_backend() == "cpu":
+        return "half-precision products are not available on the CPU"
+    return None
+
+
+def fused_attention(query, key, value, *, allowed, bias, is_causal, scale):
+    """Attention by `jax.nn.dot_product_attention`, without mask or bias."""
+    del allowed, bias
+    return jax.nn.dot_product_attention(
+        query, key, value, is_causal=is_causal, scale=scale
+    )
+
+
+def is_concrete(tensor):
+    """Whether the tensor has values now, and is not being traced."""
+    return not isinstance(tensor, jax.core.Tracer)
+
+
+def write_token(cache, new, indices, in_place):
+    """`cache[row, indices[row]] = new[row]` for every row.
+
+    Arrays do not change, but in a compiled loop XLA writes in place.
+
+    Args:
+        cache: (batch, size, ...).
+        new: (batch, ...).
+        indices: int32 (batch,), below size.
+        in_place: Without meaning here.
+    """
+    del in_place
+    rows = jax.numpy.arange(cache.shape[0])
+    return cache.at[rows, indices].set(new.astype(cache.dtype))
+
+
+compiled = jax.jit
+while_loop = jax.lax.while_loop
+
+# Compiled functions would keep weights that they only refer to as constants.
+TAKES_WEIGHTS = True
+RUNS_STEP_BY_STEP = False
+
+no_gradients = contextlib.nullcontext
