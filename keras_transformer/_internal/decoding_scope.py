@@ -8,6 +8,8 @@ plain tensor, so the surrounding step can be compiled.
 
 import contextvars
 
+from keras_transformer._internal.backends import backend
+
 _active = contextvars.ContextVar("decoding_scope", default=None)
 
 
@@ -48,6 +50,7 @@ class DecodingScope:
         # What the driver checks on the host before each call: see `watch`.
         self.watched = []
         self._caches = caches
+        self._trace = backend.current_trace()
         self._calls = {}
         self._static = {}
 
@@ -73,6 +76,13 @@ class DecodingScope:
 
     def put(self, name: str, cache):
         """Hands the new cache of a layer to the next scope."""
+        if backend.current_trace() != self._trace:
+            raise ValueError(
+                f"Layer {name.rpartition('#')[0]!r} cannot be decoded with "
+                "caches inside of `ops.cond`, `ops.scan`, a loop or a "
+                "rematerialised function: its cache cannot leave it. Call the "
+                "layer outside of it."
+            )
         self.new_caches[name] = cache
 
     def watch(self, layer, mask):

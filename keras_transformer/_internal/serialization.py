@@ -34,6 +34,17 @@ def dtype_config(layer) -> dict:
     return {"dtype": keras.dtype_policies.serialize(policy)}
 
 
+def part_policy(parent, name: str):
+    """The dtype policy of the sub-layer called `name`, while `parent` is built.
+
+    Keras's quantised layers do not save again when they hold a whole map.
+    """
+    policy = parent.dtype_policy
+    if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+        return policy[f"{parent.path}/{name}"]
+    return policy
+
+
 def deserialize(value):
     """The object behind a JSON form; objects and strings pass unchanged."""
     if isinstance(value, dict) and "class_name" in value:
@@ -75,4 +86,6 @@ def serialize_shared(part):
     config = serialize(part)
     if isinstance(part, keras.layers.Layer) and part.weights:
         config["shared_part"] = f"{part.name}/{id(part)}"
+        # The layer that holds it builds it, so that paths stay what they were.
+        config.pop("build_config", None)
     return config

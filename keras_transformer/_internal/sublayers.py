@@ -6,6 +6,7 @@ import keras
 
 from keras_transformer._internal import checks
 from keras_transformer._internal.decoding_scope import current_scope
+from keras_transformer._internal.serialization import part_policy
 
 
 def built_dense(
@@ -24,7 +25,7 @@ def built_dense(
         use_bias=use_bias,
         kernel_initializer=copy_of(kernel_initializer, name),
         bias_initializer=copy_of(bias_initializer, name),
-        dtype=parent.dtype_policy,
+        dtype=part_policy(parent, name),
         name=name,
     )
     layer.build(input_shape)
@@ -80,6 +81,11 @@ def copied_layer(layer, name: str):
     return type(layer).from_config({**layer.get_config(), "name": name})
 
 
+def part_seed(seed, name: str):
+    """A seed for the part called `name`: equal seeds give equal numbers."""
+    return None if seed is None else seed + zlib.crc32(name.encode()) % 2**16
+
+
 def copy_of(initializer, name: str):
     """A fresh initializer for the weight called `name`.
 
@@ -90,5 +96,5 @@ def copy_of(initializer, name: str):
         return initializer
     config = initializer.get_config()
     if checks.is_integer(config.get("seed")):
-        config["seed"] += zlib.crc32(name.encode()) % 2**16
+        config["seed"] = part_seed(config["seed"], name)
     return type(initializer).from_config(config)

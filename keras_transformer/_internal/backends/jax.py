@@ -3,6 +3,7 @@
 import contextlib
 
 import jax
+import jax.extend
 
 
 def fused_refusal(*, has_mask, has_bias, is_half, same_width):
@@ -31,6 +32,11 @@ def is_concrete(tensor):
     return not isinstance(tensor, jax.core.Tracer)
 
 
+def current_trace():
+    """What is being traced now; equal inside of one function only."""
+    return jax.extend.core.get_opaque_trace_state()
+
+
 def write_token(cache, new, indices, in_place):
     """`cache[row, indices[row]] = new[row]` for every row.
 
@@ -47,7 +53,12 @@ def write_token(cache, new, indices, in_place):
     return cache.at[rows, indices].set(new.astype(cache.dtype))
 
 
-compiled = jax.jit
+
+def compiled(function, donated=None):
+    """The jitted function; the memory of argument `donated` may be reused."""
+    return jax.jit(function, donate_argnums=donated)
+
+
 while_loop = jax.lax.while_loop
 
 # Compiled functions would keep weights that they only refer to as constants.

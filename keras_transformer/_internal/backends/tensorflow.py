@@ -15,6 +15,13 @@ def is_concrete(tensor):
     return not tf.is_symbolic_tensor(tensor)
 
 
+def current_trace():
+    """What is being traced now; equal inside of one function only."""
+    if tf.executing_eagerly():
+        return None
+    return id(tf.compat.v1.get_default_graph())
+
+
 def write_token(cache, new, indices, in_place):
     """`cache[row, indices[row]] = new[row]` for every row.
 
@@ -31,9 +38,24 @@ def write_token(cache, new, indices, in_place):
     return tf.tensor_scatter_nd_update(cache, places, tf.cast(new, cache.dtype))
 
 
-def compiled(function):
-    """The function as one XLA program."""
-    return tf.function(function, jit_compile=True)
+def compiled(function, donated=None):
+    """The function as one XLA program for each set of argument shapes."""
+    del donated
+    programs = {}
+
+    def run(*args):
+        leaves = tf.nest.flatten(args)
+        key = tuple(
+            None if leaf is None else (leaf.dtype, *leaf.shape)
+            for leaf in leaves
+        )
+        # Traced by hand: TensorFlow warns of functions that are traced often.
+        if key not in programs:
+            traced = tf.function(function, jit_compile=True)
+            programs[key] = traced.get_concrete_function(*args)
+        return programs[key](*args)
+
+    return run
 
 
 def while_loop(condition, body, state):

@@ -46,6 +46,11 @@ def is_concrete(tensor):
     return not torch.compiler.is_compiling() and not tensor.is_meta
 
 
+def current_trace():
+    """What is being traced now: nothing, control flow runs eagerly."""
+    return None
+
+
 def write_token(cache, new, indices, in_place):
     """`cache[row, indices[row]] = new[row]` for every row.
 
@@ -62,8 +67,9 @@ def write_token(cache, new, indices, in_place):
     return cache
 
 
-def compiled(function):
+def compiled(function, donated=None):
     """The function itself: steps run eagerly."""
+    del donated
     return function
 
 

@@ -1,0 +1,237 @@
+"""Scaled dot-product attention: the one door to every executor."""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_transformer._internal import checks
+from keras_transformer._internal.backends import backend
+from keras_transformer.attention.dense import dense_attention
+from keras_transformer.masks import Full, Mask, MaskData
+
+IMPLEMENTATIONS = ("auto", "dense", "fused")
+
+
+def dot_product_attention(
+    query,
+    key,
+    value,
+    *,
+    mask: Mask | None = None,
+    attention_mask=None,
+    padding_mask=None,
+    segment_ids=None,
+    key_segment_ids=None,
+    prefix_length=None,
+    query_slots=None,
+    key_slots=None,
+    bias=None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks=None,
+    dropout: float = 0.0,
+    seed=None,
+    return_attention_scores: bool = False,
+    implementation: str = "auto",
+):
+    """Computes `softmax(scale * query @ key + bias, where allowed) @ value`.
+
+    A masked key has weight exactly 0. A query that may attend to no key gets
+    exactly 0, with gradient exactly 0, in every dtype.
+
+    Reference: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762),
+    section 3.2.1.
+
+    Args:
+        query: (batch, query_length, num_heads, key_dim).
+        key: (batch, key_length, num_key_value_heads, key_dim), where
+            num_key_value_heads divides num_heads; head `h` of the query reads
+            head `h // (num_heads // num_key_value_heads)`.
+        value: (batch, key_length, num_key_value_heads, value_dim).
+        mask: Who may attend to whom; None is `Full()`.
+        attention_mask: Booleans, True = may attend, that broadcast to
+            (batch, num_heads, query_length, key_length); three axes are
+            (batch, query_length, key_length). And-ed with `mask`.
+        padding_mask: (batch, key_length) booleans, True for a real key.
+        segment_ids: (batch, query_length) int32, read by `Documents()`.
+        key_segment_ids: (batch, key_length) int32; None: `segment_ids`.
+        prefix_length: int32, a number or (batch,), read by `Prefix()`.
+        query_slots: int32 (query_length,) or (batch, query_length); None
+            counts from 0.
+        key_slots: int32 (key_length,) or (batch, key_length); -1 marks an
+            empty place. None counts from 0.
+        bias: Numbers that broadcast to (batch, num_heads, query, key), added
+            to the scaled scores.
+        scale: Factor on the scores; None is `1 / sqrt(key_dim)`.
+        soft_cap: `c`: scores become `c * tanh(scores / c)` before the bias.
+        sinks: (num_heads,), the score of an extra key without a value.
+        dropout: Rate of attention weights set to zero; 0 at inference.
+        seed: Integer or `keras.random.SeedGenerator` of the dropout.
+        return_attention_scores: Whether to return the weights too.
+        implementation: `"dense"`, `"fused"` (the backend's own kernel), or
+            `"auto"`, which takes the kernel whenever it is exactly right.
+
+    Returns:
+        (batch, query_length, num_heads, value_dim), and with
+        `return_attention_scores` also the weights before dropout, (batch,
+        num_heads, query_length, key_length), in the dtype of the query.
+
+    Raises:
+        ValueError: If shapes disagree, if a rule of the mask misses its data,
+            or if `implementation="fused"` cannot be honoured; the message
+            says why.
+
+    Example:
+
+    ```python
+    query = keras.random.normal((2, 5, 4, 8))
+    outputs = dot_product_attention(query, query, query, mask=Causal())
+    ```
+    """
+    checks.one_of(IMPLEMENTATIONS, implementation=implementation)
+    _check_shapes(query, key, value)
+    mask = Full() if mask is None else mask
+    check_heads(mask, query.shape[2])
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if bias is not None:
+        bias = ops.convert_to_tensor(bias)
+    is_causal = (
+        mask.is_causal_only
+        and bias is None
+        and query_slots is None
+        and key_slots is None
+        and attention_mask is None
+        and padding_mask is None
+        and isinstance(query.shape[1], int)
+        and query.shape[1] == key.shape[1]
+    )
+    refusal = _refusal(
+        has_mask=not is_causal
+        and not (
+            mask.is_full
+            and attention_mask is None
+            and padding_mask is None
+            and key_slots is None
+        ),
+        has_bias=bias is not None,
+        is_half=keras.backend.standardize_dtype(query.dtype) != "float32",
+        same_width=query.shape[-1] == value.shape[-1],
+        soft_cap=soft_cap,
+        sinks=sinks,
+        dropout=dropout,
+        return_attention_scores=return_attention_scores,
+    )
+    if implementation == "fused" and refusal is not None:
+        raise ValueError(
+            'implementation="fused" cannot be honoured: '
+            f'{refusal}. Use implementation="auto" or "dense".'
+        )
+    fused = refusal is None and implementation != "dense"
+    allowed = None
+    if not (fused and is_causal):
+        allowed = _allowed(
+            mask,
+            MaskData(padding_mask, segment_ids, key_segment_ids, prefix_length),
+            attention_mask,
+            _slots(query_slots, query),
+            _slots(key_slots, key),
+        )
+    if fused:
+        return backend.fused_attention(
+            query,
+            key,
+            value,
+            allowed=allowed,
+            bias=bias,
+            is_causal=is_causal,
+            scale=scale,
+        )
+    outputs, weights = dense_attention(
+        query,
+        key,
+        value,
+        scale=scale,
+        allowed=allowed,
+        bias=bias,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+    )
+    if return_attention_scores:
+        return outputs, ops.cast(weights, query.dtype)
+    return outputs
+
+
+def _refusal(*, soft_cap, sinks, dropout, return_attention_scores, **call):
+    """Why the backend's kernel cannot take a call, or None when it can."""
+    if return_attention_scores:
+        return "attention scores were asked for"
+    if dropout:
+        return "dropout on the weights is left to the dense executor"
+    if soft_cap is not None:
+        return "no kernel has `soft_cap`"
+    if sinks is not None:
+        return "no kernel has `sinks`"
+    return backend.fused_refusal(**call)
+
+
+def _slots(slots, tensor):
+    if slots is not None:
+        return slots
+    length = ops.shape(tensor)[1]
+    if isinstance(length, int):
+        return np.arange(length, dtype="int32")
+    return ops.arange(length, dtype="int32")
+
+
+def _allowed(mask, data, attention_mask, query_slots, key_slots):
+    """Booleans for (batch, heads, query, key), or None when all is allowed."""
+    allowed = mask.evaluate(query_slots, key_slots, data)
+    if isinstance(allowed, np.ndarray) and allowed.all():
+        allowed = None
+    if attention_mask is None:
+        return allowed
+    attention_mask = ops.cast(attention_mask, "bool")
+    if attention_mask.ndim == 3:
+        attention_mask = attention_mask[:, None]
+    if allowed is None:
+        return attention_mask
+    return ops.logical_and(allowed, attention_mask)
+
+
+def check_heads(mask, num_heads):
+    """Requires a mask that differs between heads to have one for each."""
+    if mask.num_heads not in (None, num_heads):
+        raise ValueError(
+            f"`mask` has {mask.num_heads} masks, one a head, which must be as "
+            f"many as there are heads. Received: num_heads={num_heads}, "
+            f"mask={mask!r}."
+        )
+
+
+def _check_shapes(query, key, value):
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if len(tensor.shape) != 4:
+            raise ValueError(
+                f"`{name}` must have shape (batch, length, heads, dim). "
+                f"Received: {name}.shape={tuple(tensor.shape)}."
+            )
+    if query.shape[3] != key.shape[3]:
+        raise ValueError(
+            "`query` and `key` must have the same last axis. Received: "
+            f"query.shape={tuple(query.shape)}, key.shape={tuple(key.shape)}."
+        )
+    if key.shape[2] != value.shape[2] or query.shape[2] % key.shape[2]:
+        raise ValueError(
+            "The heads of `key` and `value` must be equally many and divide "
+            f"those of `query`. Received: {query.shape[2]} query, "
+            f"{key.shape[2]} key and {value.shape[2]} value heads."
+        )
+    if len({key.shape[1], value.shape[1]} - {None}) > 1:
+        raise ValueError(
+            "`key` and `value` must have the same length. Received: "
+            f"key.shape={tuple(key.shape)}, value.shape={tuple(value.shape)}."
+        )
