@@ -3,7 +3,7 @@
 import keras
 
 from keras_transformer._internal import checks
-from keras_transformer._internal.serialization import register
+from keras_transformer._internal.serialization import dtype_config, register
 from keras_transformer._internal.sublayers import built_dense, run
 
 
@@ -123,4 +123,5 @@ class FeedForward(keras.layers.Layer):
                 self.bias_initializer
             ),
             "seed": self.seed,
+            **dtype_config(self),
         }

@@ -3,7 +3,7 @@
 import keras
 
 from keras_transformer._internal import checks
-from keras_transformer._internal.serialization import register
+from keras_transformer._internal.serialization import dtype_config, register
 from keras_transformer._internal.sublayers import built_dense, run
 from keras_transformer.feed_forward.dense import model_dim_of
 
@@ -116,4 +116,5 @@ class GatedFeedForward(keras.layers.Layer):
                 self.bias_initializer
             ),
             "seed": self.seed,
+            **dtype_config(self),
         }

@@ -10,6 +10,8 @@ from keras_transformer.positions.relative import RelativePositionBias
 from keras_transformer.positions.rotary import RoPE
 from keras_transformer.positions.sinusoidal import Sinusoidal
 
+# Counted names would differ from model to model, and with them weight paths.
+_LAYER_NAME = "position"
 _NAMES = ("sinusoidal", "learned", "rope", "alibi", "t5")
 
 
@@ -48,7 +50,8 @@ def get(identifier, *, causal: bool = False, max_length: int | None = None):
                 None,
                 "Pass `max_length`, or `position=Learned(max_length)`.",
             )
-        return Learned(max_length)
+        return Learned(max_length, name=_LAYER_NAME)
     if scheme == "t5":
-        return RelativePositionBias(bidirectional=not causal)
-    return {"sinusoidal": Sinusoidal, "rope": RoPE, "alibi": ALiBi}[scheme]()
+        return RelativePositionBias(bidirectional=not causal, name=_LAYER_NAME)
+    schemes = {"sinusoidal": Sinusoidal, "rope": RoPE, "alibi": ALiBi}
+    return schemes[scheme](name=_LAYER_NAME)
