@@ -243,6 +243,7 @@ plt.axhline(unigram_loss, color="0.6", ls=":", label="unigram, held out")
 plt.axhline(best_bigram_loss, color="0.3", ls="--", label="bigram, held out")
 plt.xlabel(f"epoch ({STEPS} steps of {BATCH} x {LENGTH} tokens)")
 plt.ylabel("cross-entropy per token")
+plt.ylim(top=unigram_loss + 0.2)
 plt.legend()
 plt.show()
 

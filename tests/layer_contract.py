@@ -65,9 +65,7 @@ def _check_half_precision(layer_class, init_kwargs, inputs):
     output = layer(**inputs)
     assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
     assert np.isfinite(to_numpy(output)).all()
-    assert {w.dtype for w in layer.weights if "float" in w.dtype} <= {
-        "float32"
-    }
+    assert {w.dtype for w in layer.weights if "float" in w.dtype} <= {"float32"}
 
 
 def _check_rebuilt(layer, layer_class, inputs):

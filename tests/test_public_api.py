@@ -94,3 +94,11 @@ def test_only_the_backend_files_import_a_backend():
 
 def test_the_package_is_marked_as_typed():
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_the_readmes_example_runs():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    names = {}
+    exec(example, names)
+    assert names["result"].tokens.shape == (2, 43)

@@ -7,7 +7,8 @@ from keras import ops
 from keras_transformer._internal.backends import backend
 from keras_transformer._internal.decoding_scope import DecodingScope
 
-# Tokens of the prompt that the check reads at once, and those that it adds.
+# Tokens of the prompt that the check reads at once, and those that it adds: no
+# more than any call of `generate` has.
 _READ, _ADDED = 5, 1
 # Relative to the norm of an operation's output.
 _TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
@@ -43,22 +44,19 @@ class Sample:
             self._pieces, self.watched = self._cached()
 
     def _take(self, prompts, read):
-        added = _ADDED
-        if self._graph.max_length is not None:
-            added = min(added, self._graph.max_length - read)
-        self._lengths = [read] + [1] * added
+        self._lengths = [read] + [1] * _ADDED
         prompt = prompts.tokens[0, :read]
         inputs = {}
         for name in self._graph.growing_inputs:
             if name == self._graph.token_input:
-                value = np.resize(prompt, read + added)
+                value = np.resize(prompt, read + _ADDED)
             elif self._graph.is_padding(name):
-                value = np.ones(read + added, bool)
+                value = np.ones(read + _ADDED, bool)
             else:
                 start = prompts.growing[name][0, :read]
-                new = np.full(added, start[-1])
+                new = np.full(_ADDED, start[-1])
                 if name == "positions":
-                    new = new + 1 + np.arange(added, dtype="int32")
+                    new = new + 1 + np.arange(_ADDED, dtype="int32")
                 value = np.concatenate([start, new])
             inputs[name] = value[None]
         self._inputs = inputs

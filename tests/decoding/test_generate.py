@@ -27,17 +27,44 @@ from tests.decoding.uncached import (
 )
 from tests.sizes import VOCABULARY_SIZE
 
-# Each mask and each position scheme at least twice, two layers at a time.
+# Each mask and each position scheme at least twice, in few models, because
+# each is compiled.
 FEW = [
-    ("block", ("causal", "rope"), ("window", "alibi")),
-    ("by_hand", ("sinks", "t5"), ("prefix", "sinusoidal")),
-    ("nested", ("prefix_input", "rope"), ("documents", "learned")),
-    ("shared", ("chunked", "alibi"), ("strided", "none")),
-    ("encoder_decoder", ("per_head", "t5"), ("causal", "learned")),
-    ("by_hand", ("window", "rope"), ("documents", "sinusoidal")),
-    ("nested", ("sinks", "alibi"), ("per_head", "learned")),
-    ("block", ("prefix", "t5"), ("chunked", "none")),
-    ("shared", ("strided", "rope"), ("prefix_input", "sinusoidal")),
+    (
+        "block",
+        ("causal", "rope"),
+        ("window", "alibi"),
+        ("chunked", "t5"),
+        ("strided", "learned"),
+    ),
+    (
+        "by_hand",
+        ("sinks", "t5"),
+        ("prefix", "sinusoidal"),
+        ("window", "rope"),
+        ("per_head", "alibi"),
+    ),
+    (
+        "nested",
+        ("prefix_input", "rope"),
+        ("documents", "learned"),
+        ("sinks", "alibi"),
+        ("per_head", "none"),
+    ),
+    (
+        "shared",
+        ("chunked", "rope"),
+        ("strided", "alibi"),
+        ("prefix_input", "t5"),
+        ("documents", "sinusoidal"),
+    ),
+    (
+        "encoder_decoder",
+        ("per_head", "t5"),
+        ("causal", "none"),
+        ("prefix", "alibi"),
+        ("documents", "rope"),
+    ),
 ]
 # Every mask with every position scheme, and either with every kind of layer.
 ALL = [
@@ -48,13 +75,13 @@ ALL = [
 
 def name_of(case):
     kind, *layers = case
-    return "-".join([kind, *("+".join(layer) for layer in layers)])
+    return "-".join([kind, *("+".join(layer) for layer in layers[:2])])
 
 
 @pytest.mark.parametrize(
     ("case", "decoder"),
     list(zip(FEW, itertools.cycle([Greedy(), Sample(0.9)]), strict=False)),
-    ids=list(map(name_of, FEW)),
+    ids=[case[0] for case in FEW],
 )
 def test_writes_what_the_uncached_model_says(case, decoder):
     model = composed(*case)

@@ -56,49 +56,46 @@ class Rolled(keras.layers.Layer):
         return ops.roll(inputs, 1, axis=1)
 
 
+SLOW = pytest.mark.slow
+MIXING = {
+    "causal convolution": lambda **name: keras.layers.Conv1D(
+        MODEL_DIM, 3, padding="causal", **name
+    ),
+    "convolution": lambda **name: keras.layers.Conv1D(
+        MODEL_DIM, 3, padding="same", **name
+    ),
+    "valid convolution": lambda **name: keras.layers.Conv1D(
+        MODEL_DIM, 3, **name
+    ),
+    "pooling": lambda **name: keras.layers.MaxPooling1D(2, 1, "same", **name),
+    "recurrence": lambda **name: keras.layers.GRU(
+        MODEL_DIM, return_sequences=True, **name
+    ),
+    "foreign attention": ForeignAttention,
+    "repetition": Repeated,
+    "length": Counted,
+    "roll": Rolled,
+}
+
+
 @pytest.mark.parametrize(
-    "layer",
+    "kind",
     [
-        lambda: keras.layers.Conv1D(
-            MODEL_DIM, 3, padding="causal", name="mixing"
-        ),
-        lambda: keras.layers.Conv1D(
-            MODEL_DIM, 3, padding="same", name="mixing"
-        ),
-        lambda: keras.layers.Conv1D(MODEL_DIM, 3, name="mixing"),
-        lambda: keras.layers.MaxPooling1D(2, 1, "same", name="mixing"),
-        lambda: keras.layers.LayerNormalization([1, 2], name="mixing"),
-        lambda: keras.layers.GRU(
-            MODEL_DIM, return_sequences=True, name="mixing"
-        ),
-        lambda: ForeignAttention(name="mixing"),
-        lambda: Repeated(name="mixing"),
-        lambda: Counted(name="mixing"),
-        lambda: Rolled(name="mixing"),
-    ],
-    ids=[
         "causal convolution",
-        "convolution",
         "valid convolution",
-        "pooling",
-        "norm over positions",
-        "recurrence",
         "foreign attention",
         "repetition",
-        "length",
-        "roll",
+        pytest.param("convolution", marks=SLOW),
+        pytest.param("pooling", marks=SLOW),
+        pytest.param("recurrence", marks=SLOW),
+        pytest.param("length", marks=SLOW),
+        pytest.param("roll", marks=SLOW),
     ],
 )
-def test_an_operation_that_mixes_positions_is_named(layer):
+def test_an_operation_that_mixes_positions_is_named(kind):
     token_ids = keras.Input((None,), dtype="int32")
     stream = PositionalEmbedding(VOCABULARY_SIZE, MODEL_DIM)(token_ids)
-    stream = decoder_block()(stream)
-    made = layer()
-    if isinstance(made, keras.layers.LayerNormalization):
-        # It has a weight for each position.
-        token_ids = keras.Input((7,), dtype="int32")
-        stream = PositionalEmbedding(VOCABULARY_SIZE, MODEL_DIM)(token_ids)
-    stream = made(stream)
+    stream = MIXING[kind](name="mixing")(stream)
     logits = Unembedding(vocabulary_size=VOCABULARY_SIZE)(stream)
     model = randomized(keras.Model(token_ids, logits, name="mixed"))
     message = "'mixed' cannot be decoded with caches: its operation 'mixing'"
@@ -132,11 +129,9 @@ def test_tokens_may_be_forbidden_by_infinite_logits():
     assert (result.tokens[0, 6:] % 3 == 1).all()
 
 
-@pytest.mark.parametrize("dim", [4, 6])
-def test_a_table_as_wide_as_the_sample_is_long_is_no_sequence(dim):
-    model = with_logits(lambda x: x, dim)
-    check_against_whole(model, [[7, 3], [4, 2]])
-    check_against_whole(model, [[7, 3, 2, 1], [4, 2, 2, 5]])
+def test_a_table_as_wide_as_the_sample_is_long_is_no_sequence():
+    model = with_logits(lambda x: x, dim=4)
+    check_against_whole(model, [[7, 3, 9], [4, 2, 1]])
 
 
 def test_a_failing_model_speaks_for_itself():

@@ -122,9 +122,8 @@ def composed(kind, *layers):
     elif kind == "nested":
         stream = _submodel(stream, data, blocks)
     elif kind == "shared":
-        for _ in range(3):
-            for block in blocks:
-                stream = block(stream, **data)
+        for block in [blocks[0], *blocks, blocks[0]]:
+            stream = block(stream, **data)
     else:
         padding = inputs["encoder_padding_mask"]
         encoded = embedding(inputs["encoder_token_ids"])

@@ -53,7 +53,6 @@ def write_token(cache, new, indices, in_place):
     return cache.at[rows, indices].set(new.astype(cache.dtype))
 
 
-
 def compiled(function, donated=None):
     """The jitted function; the memory of argument `donated` may be reused."""
     return jax.jit(function, donate_argnums=donated)
