@@ -21,6 +21,8 @@ import pytest
 
 from tests.numerics import to_numpy
 
+_plain = {}
+
 
 def assert_complete(callable_, table):
     """Asserts that a table has every argument of a constructor."""
@@ -55,7 +57,11 @@ def check_option(make, base, option, name, inputs, again):
             layer(*inputs)
         return layer
 
-    plain, changed = made(base), made({**base, name: value})
+    # Its weights are set below by their paths, so one serves all options.
+    key = (make, repr(base))
+    if key not in _plain or effect == "initial":
+        _plain[key] = made(base)
+    plain, changed = _plain[key], made({**base, name: value})
     rebuilt = again(changed)
     if effect == "weights":
         assert shapes(plain) != shapes(changed)

@@ -1,11 +1,10 @@
 """Sub-layers, made and built in one step under the parent's dtype policy."""
 
-import zlib
-
 import keras
 
 from keras_transformer._internal import checks
 from keras_transformer._internal.decoding_scope import current_scope
+from keras_transformer._internal.seeds import part_seed
 from keras_transformer._internal.serialization import part_policy
 
 
@@ -79,11 +78,6 @@ def run(layer, *args, **kwargs):
 def copied_layer(layer, name: str):
     """A fresh layer with the same configuration under another name."""
     return type(layer).from_config({**layer.get_config(), "name": name})
-
-
-def part_seed(seed, name: str):
-    """A seed for the part called `name`: equal seeds give equal numbers."""
-    return None if seed is None else seed + zlib.crc32(name.encode()) % 2**16
 
 
 def copy_of(initializer, name: str):

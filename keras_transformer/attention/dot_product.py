@@ -93,6 +93,10 @@ def dot_product_attention(
     checks.one_of(IMPLEMENTATIONS, implementation=implementation)
     _check_shapes(query, key, value)
     mask = Full() if mask is None else mask
+    if not isinstance(mask, Mask):
+        checks.fail(
+            "a Mask or None", "mask", mask, "For an array: attention_mask."
+        )
     check_heads(mask, query.shape[2])
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if bias is not None:

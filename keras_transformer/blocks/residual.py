@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_transformer._internal.seeds import part_seed
 from keras_transformer._internal.sublayers import built_norm, run
 
 PLACEMENTS = ("pre", "post", "sandwich", "parallel")
@@ -59,7 +60,7 @@ class ResidualBranch(keras.layers.Layer):
         self._skip = keras.layers.Dropout(
             stochastic_depth,
             noise_shape=(None, 1, 1),
-            seed=None if seed is None else seed + 1,
+            seed=part_seed(seed, "stochastic_depth"),
             dtype=self.dtype_policy,
             name="stochastic_depth",
         )

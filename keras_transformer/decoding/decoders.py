@@ -17,7 +17,7 @@ class Greedy:
     """Chooses the most likely token, and the lower id of two equal ones.
 
     Example:
-        >>> generate(model, prompt, decoder=Greedy())
+        >>> generate(model, prompt, decoder=Greedy(), max_new_tokens=20)
     """
 
     def choose(self, logits, *, seed=None, row_ids=None, positions=None):
@@ -74,7 +74,8 @@ class Sample:
         ValueError: If an argument is out of its range.
 
     Example:
-        >>> generate(model, prompt, decoder=Sample(0.7, top_p=0.9), seed=1)
+        >>> decoder = Sample(0.7, top_p=0.9)
+        >>> generate(model, prompt, decoder=decoder, max_new_tokens=20)
     """
 
     temperature: float = 1.0

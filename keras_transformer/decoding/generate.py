@@ -15,7 +15,7 @@ from keras_transformer.decoding.graph import ModelGraph
 from keras_transformer.decoding.layers import padding_name
 from keras_transformer.decoding.program import DecodingProgram
 from keras_transformer.decoding.prompts import read_prompts
-from keras_transformer.decoding.verify import Sample
+from keras_transformer.decoding.verify import CachedCheck
 from keras_transformer.masks import MaskData
 
 # Compiled programs live as long as their model, and are made anew when its
@@ -137,12 +137,12 @@ def generate(
     }
     watched = programs["watched"]
     if watched is None:
-        sample = Sample(model, graph, prompts)
-        watched = sample.watched
+        check = CachedCheck(model, graph, prompts)
+        watched = check.watched
     for path, mask in watched:
         _check_mask(path, mask, prompts, total)
     if programs["watched"] is None:
-        sample.compare()
+        check.compare()
         programs["watched"] = watched
     program = _program(programs, model, decoder, total)
     state = program.run(_bucketed(prompts, graph), settings, max_new_tokens)

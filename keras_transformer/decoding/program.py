@@ -19,7 +19,7 @@ class DecodingProgram:
         graph: Its `ModelGraph`.
         decoder: Chooses tokens from logits.
         capacity: Number of slots of a row.
-        watched: Pairs of a path and a mask, as `Sample` found them: the
+        watched: Pairs of a path and a mask, as `CachedCheck` found them: the
             layers that attend over generated tokens.
     """
 

@@ -14,7 +14,7 @@ _READ, _ADDED = 5, 1
 _TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
 
 
-class Sample:
+class CachedCheck:
     """The start of the first prompt, run with and without caches.
 
     A mask that looks ahead has the whole prompt read at once, since a prefix

@@ -9,7 +9,7 @@ from keras_transformer.blocks import (
     TransformerDecoder,
     Unembedding,
 )
-from keras_transformer.masks import Mask
+from keras_transformer.masks import Causal, Mask
 from keras_transformer.models import parts
 
 _OPTIONAL = ("padding_mask", "segment_ids", "positions", "prefix_length")
@@ -90,12 +90,8 @@ def decoder_only(
     """
     checks.positive_int(num_layers=num_layers)
     tensors = parts.model_inputs(inputs, ("token_ids",), _OPTIONAL)
-    masks = parts.masks_of(num_layers, mask=mask)
-    on_embeddings, in_blocks = parts.split_position(
-        position,
-        causal=all(m is None or m.lookahead == 0 for m in masks),
-        max_length=max_length,
-    )
+    masks = parts.masks_of(num_layers, Causal(), mask=mask)
+    on_embeddings, in_blocks = parts.split_position(position, masks, max_length)
     options = {
         "intermediate_dim": intermediate_dim,
         "num_heads": num_heads,

@@ -10,7 +10,7 @@ from keras_transformer.blocks import (
     TransformerEncoder,
     Unembedding,
 )
-from keras_transformer.masks import Mask
+from keras_transformer.masks import Causal, Full, Mask
 from keras_transformer.models import parts
 
 _REQUIRED = ("encoder_token_ids", "decoder_token_ids")
@@ -100,13 +100,17 @@ def encoder_decoder(
     checks.positive_int(num_layers=num_layers)
     checks.positive_int(num_decoder_layers=num_decoder_layers, optional=True)
     tensors = parts.model_inputs(inputs, _REQUIRED, _OPTIONAL)
-    encoder_masks = parts.masks_of(num_layers, encoder_mask=encoder_mask)
-    masks = parts.masks_of(num_decoder_layers or num_layers, mask=mask)
+    encoder_masks = parts.masks_of(
+        num_layers, Full(), encoder_mask=encoder_mask
+    )
+    masks = parts.masks_of(
+        num_decoder_layers or num_layers, Causal(), mask=mask
+    )
     on_embeddings, in_encoder = parts.split_position(
-        position, causal=False, max_length=max_length
+        position, encoder_masks, max_length
     )
     _, in_decoder = parts.split_position(
-        parts.fresh(position), causal=True, max_length=max_length
+        parts.fresh(position), masks, max_length
     )
     options = {
         "intermediate_dim": intermediate_dim,

@@ -8,7 +8,7 @@ from keras_transformer.blocks import (
     PositionalEmbedding,
     TransformerEncoder,
 )
-from keras_transformer.masks import Mask
+from keras_transformer.masks import Full, Mask
 from keras_transformer.models import parts
 from keras_transformer.models.pooling import MeanPooling
 
@@ -100,10 +100,8 @@ def encoder_only(
         )
     checks.positive_int(num_classes=num_classes, optional=True)
     tensors = parts.model_inputs(inputs, ("token_ids",), _OPTIONAL)
-    masks = parts.masks_of(num_layers, mask=mask)
-    on_embeddings, in_blocks = parts.split_position(
-        position, causal=False, max_length=max_length
-    )
+    masks = parts.masks_of(num_layers, Full(), mask=mask)
+    on_embeddings, in_blocks = parts.split_position(position, masks, max_length)
     options = {
         "intermediate_dim": intermediate_dim,
         "num_heads": num_heads,

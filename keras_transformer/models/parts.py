@@ -53,7 +53,7 @@ def check_read(inputs: dict, masks: list, position, attention):
     """
     if attention is not None:
         return
-    read = set().union(*(mask.data_names for mask in masks if mask is not None))
+    read = set().union(*(mask.data_names for mask in masks))
     cures = {
         "segment_ids": "Add `Documents()` to `mask`.",
         "prefix_length": "Add `Prefix()` to `mask`.",
@@ -81,12 +81,13 @@ def functional_model(inputs: dict, outputs, name):
     return keras.Model(inputs, outputs, name=name)
 
 
-def split_position(position, *, causal: bool, max_length: int | None):
+def split_position(position, masks: list, max_length: int | None):
     """A `position` as (scheme for the embedder, scheme for the blocks).
 
     One of them is None. All blocks of a stack get the same object, so that a
     trained bias is one table per stack.
     """
+    causal = all(mask.lookahead == 0 for mask in masks)
     scheme = positions.get(position, causal=causal, max_length=max_length)
     if scheme is None or scheme.acts_on == "embeddings":
         return scheme, None
@@ -102,10 +103,12 @@ def fresh(position):
     return position
 
 
-def masks_of(num_layers: int, **argument) -> list:
+def masks_of(num_layers: int, default: Mask, **argument) -> list:
     """One mask per block, from one mask for all or a sequence of them."""
     ((name, mask),) = argument.items()
-    if mask is None or isinstance(mask, Mask):
+    if mask is None:
+        mask = default
+    if isinstance(mask, Mask):
         return [mask] * num_layers
     masks = list(mask) if isinstance(mask, list | tuple) else []
     if len(masks) != num_layers:

@@ -26,6 +26,17 @@ from tests.attention.checks import (
     compiled,
     fast_gradients,
 )
+from tests.attention.layers import (
+    CROSS,
+    INPUTS,
+    KEY_WIDTH,
+    OUTPUT_DIM,
+    SHAPE,
+    VALUE_WIDTH,
+    built,
+    expected,
+    named_weights,
+)
 from tests.layer_contract import check_layer
 from tests.numerics import assert_close, normal, randomize_weights, to_numpy
 from tests.reference.attention import multi_head, rotated
@@ -39,14 +50,6 @@ from tests.sizes import (
 )
 
 BACKEND = keras.backend.backend()
-SHAPE = (BATCH, QUERY_LENGTH, MODEL_DIM)
-VALUE_WIDTH, KEY_WIDTH, OUTPUT_DIM = 10, 14, 11
-INPUTS = {"query": normal(*SHAPE, seed=1)}
-CROSS = {
-    **INPUTS,
-    "value": normal(BATCH, KEY_LENGTH, VALUE_WIDTH, seed=2),
-    "key": normal(BATCH, KEY_LENGTH, KEY_WIDTH, seed=3),
-}
 SLOTS = np.arange(QUERY_LENGTH)
 ALLOWED = np.tri(QUERY_LENGTH, dtype=bool)
 # The slopes of ALiBi for four heads.
@@ -54,8 +57,6 @@ DISTANCE = (
     -abs(SLOTS - SLOTS[:, None])
     * (np.array([2**-2, 2**-4, 2**-6, 2**-8])[:, None, None])
 )
-IDS = np.array([[3, 1, 4, 0, 0], [2, 5, 1, 1, 0], [0, 2, 2, 2, 2]])
-OTHER_IDS = np.array([[1, 1, 0, 0, 0, 0, 0], [1] * 7, [2, 0, 1, 0, 0, 0, 0]])
 MORE = np.array([[1, 0, 1, 1, 1], [1, 1, 1, 0, 1], [1, 1, 0, 1, 1]], bool)
 
 
@@ -106,28 +107,6 @@ OPTIONS = {
         },
     ),
 }
-
-
-def built(inputs=INPUTS, **arguments):
-    """A layer with random weights, built for the inputs."""
-    layer = MultiHeadAttention(NUM_HEADS, **arguments)
-    layer.build(*(array.shape for array in inputs.values()))
-    randomize_weights(layer)
-    return layer
-
-
-def named_weights(layer):
-    return {
-        weight.path.split("/", 1)[1]: to_numpy(weight)
-        for weight in layer.trainable_weights
-    }
-
-
-def expected(layer, inputs=INPUTS, **options):
-    inputs = {"value": inputs["query"], **inputs}
-    return multi_head(
-        named_weights(layer), **inputs, num_heads=NUM_HEADS, **options
-    )
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -399,120 +378,6 @@ def test_a_compiled_call_takes_all_its_data_as_tensors():
     arguments = [ops.convert_to_tensor(value) for value in values]
     assert_close(compiled(call)(*arguments), outputs)
     assert_close(call(*values), outputs)
-
-
-def embedded(ids, width, seed):
-    """A tensor with the mask that an embedding attaches."""
-    layer = keras.layers.Embedding(6, width, mask_zero=True)
-    layer.build()
-    randomize_weights(layer, seed)
-    return layer(ops.convert_to_tensor(ids, "int32"))
-
-
-SELF_FORMS = {
-    "alone": lambda layer, x, **rest: layer(x, **rest),
-    "twice": lambda layer, x, **rest: layer(x, x, **rest),
-    "three times": lambda layer, x, **rest: layer(x, x, key=x, **rest),
-    "by name": lambda layer, x, **rest: layer(query=x, value=x, **rest),
-}
-EXTRA = {
-    "nothing": {},
-    "padding": {"padding_mask": MORE},
-    "attention mask": {
-        "attention_mask": np.broadcast_to(ALLOWED, (BATCH, 5, 5))
-    },
-    "positions": {"positions": SLOTS.astype("int32")},
-    "scores": {"return_attention_scores": True},
-}
-
-
-@pytest.mark.parametrize("extra", EXTRA)
-@pytest.mark.parametrize("form", SELF_FORMS)
-def test_self_attention_sees_the_mask_that_keras_carries(form, extra):
-    layer = built()
-    inputs = embedded(IDS, MODEL_DIM, 1)
-    carried = inputs._keras_mask
-    outputs = SELF_FORMS[form](layer, inputs, **EXTRA[extra])
-    if extra == "scores":
-        outputs, scores = outputs
-        hidden = np.broadcast_to((IDS == 0)[:, None, None], scores.shape)
-        assert (to_numpy(scores)[hidden] == 0).all()
-    allowed = (IDS != 0)[:, None, None]
-    if extra == "padding":
-        allowed = allowed & MORE[:, None, None]
-    if extra == "attention mask":
-        allowed = allowed & ALLOWED
-    query = to_numpy(inputs)
-    assert_close(outputs, expected(layer, {"query": query}, allowed=allowed)[0])
-    # The caller's mask is where and what it was, and goes on.
-    assert inputs._keras_mask is carried
-    np.testing.assert_array_equal(to_numpy(carried), IDS != 0)
-    np.testing.assert_array_equal(to_numpy(outputs._keras_mask), IDS != 0)
-
-
-@pytest.mark.parametrize("masked_query", [True, False])
-@pytest.mark.parametrize("extra", [None, "padding_mask", "value_mask"])
-def test_cross_attention_sees_the_mask_of_its_keys_alone(extra, masked_query):
-    query = embedded(IDS, MODEL_DIM, 1)
-    if not masked_query:
-        query = ops.convert_to_tensor(to_numpy(query), "float32")
-    value = embedded(OTHER_IDS, VALUE_WIDTH, 2)
-    carried = value._keras_mask
-    shapes = {"query": query, "value": value}
-    layer = built(shapes)
-    more = np.arange(KEY_LENGTH)[None] % 3 != np.array([[0], [1], [1]])
-    outputs = layer(
-        query, value=value, **({} if extra is None else {extra: more})
-    )
-    visible = more if extra == "value_mask" else OTHER_IDS != 0
-    if extra == "padding_mask":
-        visible = visible & more
-    inputs = {"query": to_numpy(query), "value": to_numpy(value)}
-    assert_close(
-        outputs, expected(layer, inputs, allowed=visible[:, None, None])[0]
-    )
-    assert value._keras_mask is carried
-    if masked_query:
-        np.testing.assert_array_equal(to_numpy(outputs._keras_mask), IDS != 0)
-    else:
-        assert getattr(outputs, "_keras_mask", None) is None
-
-
-def test_a_key_that_differs_from_the_value_brings_its_own_mask():
-    query = embedded(IDS, MODEL_DIM, 1)
-    value = embedded(OTHER_IDS, VALUE_WIDTH, 2)
-    key_ids = OTHER_IDS[:, ::-1] + (np.arange(KEY_LENGTH) < 3)
-    key = embedded(key_ids, KEY_WIDTH, 3)
-    inputs = {"query": query, "value": value, "key": key}
-    layer = built(inputs)
-    inputs = {name: to_numpy(x) for name, x in inputs.items()}
-    visible = (OTHER_IDS != 0) & (key_ids != 0)
-    outputs, _ = expected(layer, inputs, allowed=visible[:, None, None])
-    assert_close(layer(query, value, key), outputs)
-
-
-def test_a_functional_model_carries_the_mask_to_the_keys():
-    tokens = keras.Input((None,), dtype="int32")
-    others = keras.Input((None,), dtype="int32")
-    embedding = keras.layers.Embedding(6, MODEL_DIM, mask_zero=True)
-    layer, cross = MultiHeadAttention(NUM_HEADS), MultiHeadAttention(NUM_HEADS)
-    hidden = layer(embedding(tokens))
-    model = keras.Model(
-        [tokens, others], [hidden, cross(hidden, embedding(others))]
-    )
-    randomize_weights(model)
-    table = to_numpy(embedding.embeddings)
-    first, _ = expected(
-        layer, {"query": table[IDS]}, allowed=(IDS != 0)[:, None, None]
-    )
-    second, _ = expected(
-        cross,
-        {"query": first, "value": table[OTHER_IDS]},
-        allowed=(OTHER_IDS != 0)[:, None, None],
-    )
-    found = model([IDS.astype("int32"), OTHER_IDS.astype("int32")])
-    assert_close(found[0], first)
-    assert_close(found[1], second)
 
 
 def test_use_causal_mask_ands_causal():

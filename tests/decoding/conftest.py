@@ -14,6 +14,20 @@ from tests.sizes import (
     VOCABULARY_SIZE,
 )
 
+
+@pytest.fixture(scope="module")
+def _quick_compilation():
+    """Programs that run once are better compiled quickly than well."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 SIZES = (VOCABULARY_SIZE, 2, MODEL_DIM, NUM_HEADS, INTERMEDIATE_DIM, 40)
 
 

@@ -9,6 +9,7 @@ from keras_transformer.decoding import Greedy, Sample, generate
 from keras_transformer.decoding.noise import gumbel
 from keras_transformer.masks import Causal, Full, Prefix, SlidingWindow
 from keras_transformer.models import encoder_decoder
+from tests.decoding.compiling import compiled
 from tests.decoding.conftest import SIZES
 from tests.decoding.uncached import (
     KINDS,
@@ -25,7 +26,10 @@ from tests.decoding.uncached import (
     randomized,
     whole_logits,
 )
+from tests.numerics import to_numpy
 from tests.sizes import VOCABULARY_SIZE
+
+pytestmark = pytest.mark.usefixtures("_quick_compilation")
 
 # Each mask and each position scheme at least twice, in few models, because
 # each is compiled.
@@ -103,10 +107,11 @@ def test_every_mask_and_position_writes_what_the_uncached_model_says(
 
 
 def test_equals_a_plain_loop_that_calls_the_model(model):
+    call = compiled(lambda tokens: model(tokens))
     tokens = [7, 3, 11]
     for _ in range(3):
-        logits = model(np.array([tokens], "int32"))
-        tokens.append(int(ops.argmax(logits[0, -1])))
+        logits = to_numpy(call(np.array([tokens], "int32")))
+        tokens.append(int(np.argmax(logits[0, -1])))
     result = generate(model, [[7, 3, 11]], max_new_tokens=3)
     assert result.tokens.tolist() == [tokens]
 
@@ -243,12 +248,15 @@ def test_log_probs_are_those_of_the_whole_model(model):
 def test_the_last_position_is_used(model):
     result = generate(model, [[3] * 30], max_new_tokens=10)
     assert result.tokens.shape == (1, 40)
-    short = randomized_window()
-    assert generate(short, [[3] * 5], max_new_tokens=1).tokens.shape == (1, 6)
+    result = generate(model, [[3] * 39], max_new_tokens=1)
+    assert result.tokens.shape == (1, 40)
 
 
-def randomized_window():
-    return language_model(decoder_block(), max_length=6)
+@pytest.mark.slow
+def test_a_model_of_few_positions_is_checked_within_them():
+    model = language_model(decoder_block(), max_length=6)
+    result = generate(model, [[3] * 5], max_new_tokens=1)
+    assert result.tokens.shape == (1, 6)
 
 
 # --- encoder-decoder ---------------------------------------------------------
@@ -269,45 +277,22 @@ def test_a_start_token_is_the_prompt_of_each_row(translator):
 
 def test_ragged_sources_and_prompts_equal_each_alone(translator):
     prompts = {
-        "encoder_token_ids": [[3, 8, 1, 6, 2], [9], [7] * 18],
-        "decoder_token_ids": [[4], [4, 7, 2], [4, 1]],
+        "encoder_token_ids": SOURCES,
+        "decoder_token_ids": [[4], [4, 7, 2]],
     }
-    options = {"max_new_tokens": 5, "decoder": Sample(), "seed": 3}
-    result = generate(translator, prompts, **options)
-    for row in range(3):
+    result = generate(translator, prompts, max_new_tokens=5)
+    for row in range(2):
         alone = generate(
             translator,
             {name: rows[row : row + 1] for name, rows in prompts.items()},
-            row_ids=[row],
-            **options,
+            max_new_tokens=5,
         )
         np.testing.assert_array_equal(
             result.tokens[row, : result.lengths[row]], alone.tokens[0]
         )
 
 
-def test_an_encoder_decoder_writes_what_it_says_uncached(translator):
-    prompts = {
-        "encoder_token_ids": np.array([SOURCES[0], SOURCES[0][::-1]]),
-        "decoder_token_ids": [[4, 2], [4, 9]],
-    }
-    result = generate(
-        translator, prompts, max_new_tokens=5, return_log_probs=True
-    )
-    logits = translator.predict(
-        {
-            "encoder_token_ids": prompts["encoder_token_ids"].astype("int32"),
-            "decoder_token_ids": result.tokens,
-            "encoder_padding_mask": np.ones((2, 5), bool),
-            "decoder_padding_mask": np.ones((2, 7), bool),
-        },
-        verbose=0,
-    )
-    np.testing.assert_array_equal(
-        np.argmax(logits[:, 1:-1], axis=-1), result.tokens[:, 2:]
-    )
-
-
+@pytest.mark.slow
 def test_sources_of_equal_length_need_no_padding_input():
     model = randomized(encoder_decoder(*SIZES, position="alibi"))
     sources = {"encoder_token_ids": [[3, 8, 1], [9, 4, 6]]}
@@ -357,7 +342,12 @@ def test_a_bad_argument_is_named_and_leaves_the_model_usable(
 
 
 @pytest.mark.parametrize(
-    "mask", [Full(), Causal() | SlidingWindow((2, 1))], ids=repr
+    "mask",
+    [
+        Full(),
+        pytest.param(Causal() | SlidingWindow((2, 1)), marks=pytest.mark.slow),
+    ],
+    ids=repr,
 )
 def test_a_mask_that_looks_ahead_is_refused_with_its_layer(mask):
     model = language_model(
@@ -386,8 +376,12 @@ def test_a_prefix_beyond_its_prompt_is_refused():
     prompts = {"token_ids": PROMPTS, "prefix_length": [2, 5]}
     with pytest.raises(ValueError, match="prefix is longer than the prompt"):
         generate(model, prompts, max_new_tokens=2)
-    prompts["prefix_length"] = [2, 4]
-    check_against_whole(model, prompts)
+
+
+@pytest.mark.slow
+def test_a_prefix_may_be_shorter_than_its_prompt():
+    model = composed("block", ("prefix_input", "none"))
+    check_against_whole(model, {"token_ids": PROMPTS, "prefix_length": [2, 4]})
 
 
 # --- models of other kinds ---------------------------------------------------
@@ -435,6 +429,7 @@ def test_a_mixed_precision_model_writes_its_uncached_text():
         )
 
 
+@pytest.mark.slow
 def test_a_quantised_model_writes_its_uncached_text():
     model = language_model(decoder_block(), tied=False)
     before = generate(model, PROMPTS, max_new_tokens=6, return_log_probs=True)

@@ -2,6 +2,7 @@ import itertools
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 from keras_transformer._internal.backends import backend
@@ -26,6 +27,8 @@ from tests.sizes import (
     NUM_HEADS,
     VOCABULARY_SIZE,
 )
+
+pytestmark = pytest.mark.usefixtures("_quick_compilation")
 
 
 class Counter(keras.layers.Layer):
@@ -225,6 +228,7 @@ def test_generation_inside_of_fit_sees_the_new_weights():
         np.testing.assert_allclose(weight, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_inside_of_the_trained_one_generates():
     counter = Counter()
     model = trainable(counter)
@@ -253,6 +257,7 @@ def test_a_model_inside_of_the_trained_one_generates():
     assert not np.array_equal(seen[0].log_probs, seen[1].log_probs)
 
 
+@pytest.mark.slow
 def test_added_weights_make_a_new_program():
     dense = keras.layers.Dense(MODEL_DIM)
     model = language_model(dense, decoder_block())

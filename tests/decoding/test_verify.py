@@ -10,7 +10,7 @@ from keras_transformer.blocks import PositionalEmbedding, Unembedding
 from keras_transformer.decoding import generate
 from keras_transformer.decoding.graph import ModelGraph
 from keras_transformer.decoding.prompts import read_prompts
-from keras_transformer.decoding.verify import Sample
+from keras_transformer.decoding.verify import CachedCheck
 from keras_transformer.masks import Causal, Prefix
 from keras_transformer.positions import Learned, Sinusoidal
 from tests.decoding.uncached import (
@@ -21,6 +21,8 @@ from tests.decoding.uncached import (
     randomized,
 )
 from tests.sizes import MODEL_DIM, NUM_HEADS, VOCABULARY_SIZE
+
+pytestmark = pytest.mark.usefixtures("_quick_compilation")
 
 
 class ForeignAttention(keras.layers.Layer):
@@ -103,6 +105,7 @@ def test_an_operation_that_mixes_positions_is_named(kind):
         generate(model, PROMPTS, max_new_tokens=2)
 
 
+@pytest.mark.slow
 def test_operations_on_single_positions_are_accepted():
     model = language_model(
         keras.layers.Conv1D(MODEL_DIM, 1),
@@ -122,6 +125,7 @@ def with_logits(change, dim=MODEL_DIM):
     return randomized(keras.Model(token_ids, change(logits)))
 
 
+@pytest.mark.slow
 def test_tokens_may_be_forbidden_by_infinite_logits():
     allowed = np.arange(VOCABULARY_SIZE) % 3 == 1
     model = with_logits(lambda x: ops.where(allowed, x, -np.inf))
@@ -129,6 +133,7 @@ def test_tokens_may_be_forbidden_by_infinite_logits():
     assert (result.tokens[0, 6:] % 3 == 1).all()
 
 
+@pytest.mark.slow
 def test_a_table_as_wide_as_the_sample_is_long_is_no_sequence():
     model = with_logits(lambda x: x, dim=4)
     check_against_whole(model, [[7, 3, 9], [4, 2, 1]])
@@ -178,7 +183,10 @@ class Positioned(keras.layers.Layer):
         return input_shape
 
 
-@pytest.mark.parametrize("scheme", [Sinusoidal, lambda: Learned(30)])
+@pytest.mark.parametrize(
+    "scheme",
+    [Sinusoidal, pytest.param(lambda: Learned(30), marks=pytest.mark.slow)],
+)
 def test_a_scheme_without_positions_counts_slots_or_is_refused(scheme):
     token_ids = keras.Input((None,), dtype="int32")
     stream = keras.layers.Embedding(VOCABULARY_SIZE, MODEL_DIM)(token_ids)
@@ -193,7 +201,7 @@ def test_a_scheme_without_positions_counts_slots_or_is_refused(scheme):
 def test_a_prefix_is_read_in_one_piece():
     model = language_model(decoder_block(mask=Causal() | Prefix(6)))
     graph = ModelGraph(model)
-    sample = Sample(model, graph, read_prompts(graph, [[1] * 9], None))
+    sample = CachedCheck(model, graph, read_prompts(graph, [[1] * 9], None))
     assert [mask for _, mask in sample.watched] == [Causal() | Prefix(6)]
     sample.compare()
 
@@ -201,5 +209,5 @@ def test_a_prefix_is_read_in_one_piece():
 def test_a_model_is_checked_once(model, monkeypatch):
     generate(model, PROMPTS, max_new_tokens=2)
     module = sys.modules["keras_transformer.decoding.generate"]
-    monkeypatch.setattr(module, "Sample", None)
+    monkeypatch.setattr(module, "CachedCheck", None)
     generate(model, PROMPTS, max_new_tokens=2)

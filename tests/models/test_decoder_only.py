@@ -83,7 +83,8 @@ def test_ties_and_shared_biases_survive(copy, tmp_path):
         assert_close(again(IDS), to_numpy(made(IDS)))
         blocks = [again.get_layer(f"decoder_{i}") for i in range(2)]
         assert blocks[0].position is blocks[1].position
-    steps_lower_the_loss(first, IDS, IDS, jit_compile=False)
+    # Two copies are two models.
+    randomize_weights(first, seed=1)
     assert_close(second(IDS), to_numpy(made(IDS)))
     assert not np.allclose(to_numpy(first(IDS)), to_numpy(made(IDS)))
 

@@ -1,9 +1,9 @@
 """The one place that touches a backend.
 
 `backend` is the module for the backend that Keras runs on. The modules have
-the same names: `fused_refusal`, `fused_attention`, `is_concrete`,
-`current_trace`, `write_token`, `compiled`, `while_loop`, `TAKES_WEIGHTS`,
-`RUNS_STEP_BY_STEP` and `no_gradients`.
+the same names: `fused_refusal`, `fused_attention` (absent where it is always
+refused), `is_concrete`, `current_trace`, `write_token`, `compiled`,
+`while_loop`, `TAKES_WEIGHTS`, `RUNS_STEP_BY_STEP` and `no_gradients`.
 """
 
 import importlib
