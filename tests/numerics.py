@@ -8,13 +8,16 @@ from keras import ops
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
-def assert_close(actual, expected, dtype="float32", scale=1.0):
-    """Asserts that the difference is small beside the expected norm."""
+def assert_close(actual, expected, dtype="float32", scale=1.0, floor=1e-3):
+    """Asserts that the difference is small beside the expected norm.
+
+    Norms below `floor` count as `floor`.
+    """
     actual = to_numpy(actual)
     expected = np.asarray(expected, "float64")
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     assert np.isfinite(actual).all()
-    norm = max(np.linalg.norm(expected), 1e-3)
+    norm = max(np.linalg.norm(expected), floor)
     error = np.linalg.norm(actual - expected) / norm
     assert error <= TOLERANCE[dtype] * scale, f"relative error {error:.3g}"
 

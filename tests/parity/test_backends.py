@@ -86,7 +86,10 @@ def test_outputs_and_gradients_are_the_same_elsewhere(results, other):
     assert here.keys() == results[other].keys()
     for name, expected in here.items():
         if "tokens" not in name:
-            assert_close(results[other][name], expected)
+            # Gradients of key biases are zero but for rounding: a shift of
+            # all scores of a query changes nothing.
+            floor = 1.0 if name.endswith("key/bias") else 1e-3
+            assert_close(results[other][name], expected, floor=floor)
 
 
 @pytest.mark.parametrize("other", OTHERS)
