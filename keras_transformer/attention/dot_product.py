@@ -198,6 +198,12 @@ def _allowed(mask, data, attention_mask, query_slots, key_slots):
         allowed = None
     if attention_mask is None:
         return allowed
+    if "float" in keras.backend.standardize_dtype(attention_mask.dtype):
+        raise ValueError(
+            "`attention_mask` must be boolean, True = may attend. Received: "
+            f"dtype {attention_mask.dtype}. For numbers that are added to the "
+            "scores, 0 where attention is allowed, pass `mask == 0`."
+        )
     attention_mask = ops.cast(attention_mask, "bool")
     if attention_mask.ndim == 3:
         attention_mask = attention_mask[:, None]

@@ -26,6 +26,12 @@ from keras_transformer.attention.dot_product import (
 )
 from keras_transformer.masks import Causal, Full, Mask
 
+# What to do with data that a mask does not read.
+READERS = {
+    "segment_ids": "Add `Documents()` to the mask, or leave them out.",
+    "prefix_length": "Add `Prefix()` to the mask, or leave it out.",
+}
+
 
 @register
 class MultiHeadAttention(keras.layers.Layer):
@@ -288,6 +294,16 @@ class MultiHeadAttention(keras.layers.Layer):
         return_attention_scores=False,
         training=None,
     ):
+        rule = self.mask & Causal() if use_causal_mask else self.mask
+        self._check_read(
+            rule, segment_ids=segment_ids, prefix_length=prefix_length
+        )
+        if positions is not None and self.position is None:
+            raise ValueError(
+                f"`positions` is read by no position scheme of layer "
+                f"{self.name!r}. Received: position=None. Give it one, such as "
+                '`position="rope"`; masks go by slots.'
+            )
         scope = current_scope()
         is_self = value is None or (
             value is query and (key is None or key is query)
@@ -312,7 +328,6 @@ class MultiHeadAttention(keras.layers.Layer):
             )
         if key_segment_ids is None and is_self:
             key_segment_ids = segment_ids
-        rule = self.mask & Causal() if use_causal_mask else self.mask
 
         queries = self._heads("query", query)
         if scope is not None and not is_self and scope.is_static(value):
@@ -481,6 +496,14 @@ class MultiHeadAttention(keras.layers.Layer):
             "seed": self.seed,
             **dtype_config(self),
         }
+
+    def _check_read(self, rule, **data):
+        for name, value in data.items():
+            if value is not None and name not in rule.data_names:
+                raise ValueError(
+                    f"`{name}` is read by no rule of layer {self.name!r}. "
+                    f"Received: mask={rule!r}. {READERS[name]}"
+                )
 
     @property
     def _keeps_positions(self):

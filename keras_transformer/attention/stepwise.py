@@ -34,7 +34,18 @@ def call_with_cache(layer, inputs, cache: dict, lengths, kwargs):
         What the layer returns, and the new cache.
     """
     inputs = ops.convert_to_tensor(inputs)
+    if not isinstance(cache, dict) or set(cache) != {"length", "caches"}:
+        raise ValueError(
+            "`cache` must come from `init_cache` or the call before. Received: "
+            f"{type(cache).__name__}."
+        )
     start = cache["length"]
+    if start.shape[0] != inputs.shape[0]:
+        raise ValueError(
+            f"`cache` must be made for the batch of the inputs, "
+            f"{inputs.shape[0]}. Received: a cache for {start.shape[0]} rows. "
+            "Use `init_cache(batch_size, length)`."
+        )
     counted = ops.arange(inputs.shape[1], dtype="int32")[None, :]
     slots = start[:, None] + counted
     if lengths is None:
@@ -122,5 +133,5 @@ def both_ways(path: str, mask) -> str:
     """The message for a mask that cannot be decoded step by step."""
     return (
         f"Layer {path!r} cannot be decoded step by step: its mask {mask!r} "
-        "lets a token see tokens that come after it. And it with `Causal()`."
+        "lets a token see tokens that come after it. Join it: `Causal() & ...`."
     )

@@ -167,19 +167,33 @@ class TransformerDecoder(keras.layers.Layer):
         training=None,
     ):
         self._check_encoder_sequence(encoder_sequence is not None)
+        if encoder_sequence is None:
+            self._check_no_encoder_data(
+                encoder_padding_mask=encoder_padding_mask,
+                encoder_attention_mask=encoder_attention_mask,
+                encoder_segment_ids=encoder_segment_ids,
+            )
         padding_mask = combined_padding(
             mask, decoder_sequence_mask, padding_mask
         )
         stream = ops.cast(decoder_sequence, self.compute_dtype)
+        attentions = [self._self_attention]
+        if encoder_sequence is not None:
+            attentions.append(self._cross_attention)
+        data, *cross_data = parts.mask_data(
+            self,
+            attentions,
+            segment_ids=segment_ids,
+            prefix_length=prefix_length,
+        )
         attend = partial(
             run,
             self._self_attention,
             padding_mask=padding_mask,
             attention_mask=attention_mask,
-            segment_ids=segment_ids,
-            prefix_length=prefix_length,
             positions=positions,
             training=training,
+            **data,
         )
         sublayers = [(self._attention_branch, attend)]
         if encoder_sequence is not None:
@@ -191,10 +205,9 @@ class TransformerDecoder(keras.layers.Layer):
                     encoder_sequence_mask, encoder_padding_mask
                 ),
                 attention_mask=encoder_attention_mask,
-                segment_ids=segment_ids,
                 key_segment_ids=encoder_segment_ids,
-                prefix_length=prefix_length,
                 training=training,
+                **cross_data[0],
             )
             sublayers.append((self._cross_branch, attend_across))
         transform = parts.feed_forward_call(
@@ -252,3 +265,11 @@ class TransformerDecoder(keras.layers.Layer):
                 "`encoder_sequence` and must always be called so. Received: a "
                 f"call {called} it. Make a second block for the other use."
             )
+
+    def _check_no_encoder_data(self, **data):
+        for name, value in data.items():
+            if value is not None:
+                raise ValueError(
+                    f"`{name}` of decoder block {self.name!r} needs "
+                    "`encoder_sequence`. Received: no `encoder_sequence`."
+                )

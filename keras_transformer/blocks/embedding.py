@@ -53,7 +53,8 @@ class PositionalEmbedding(keras.layers.Layer):
         model_dim).
 
     Raises:
-        ValueError: If the call is longer than `max_length`.
+        ValueError: If the call is longer than `max_length`. (A compiled
+            TensorFlow function with an unknown length cannot tell.)
 
     Example:
 

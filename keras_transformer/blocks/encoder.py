@@ -134,15 +134,20 @@ class TransformerEncoder(keras.layers.Layer):
     ):
         padding_mask = combined_padding(mask, inputs_mask, padding_mask)
         stream = ops.cast(inputs, self.compute_dtype)
+        (data,) = parts.mask_data(
+            self,
+            [self._self_attention],
+            segment_ids=segment_ids,
+            prefix_length=prefix_length,
+        )
         attend = partial(
             run,
             self._self_attention,
             padding_mask=padding_mask,
             attention_mask=attention_mask,
-            segment_ids=segment_ids,
-            prefix_length=prefix_length,
             positions=positions,
             training=training,
+            **data,
         )
         transform = parts.feed_forward_call(
             self._feed_forward, padding_mask, training

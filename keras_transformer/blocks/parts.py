@@ -17,6 +17,7 @@ from keras_transformer._internal.serialization import (
 )
 from keras_transformer._internal.sublayers import built_norm, run
 from keras_transformer.attention import MultiHeadAttention
+from keras_transformer.attention.multi_head import READERS
 from keras_transformer.blocks.residual import PLACEMENTS, ResidualBranch
 from keras_transformer.feed_forward import FeedForward, GatedFeedForward
 from keras_transformer.masks import Mask
@@ -70,6 +71,12 @@ def set_options(block, arguments: dict, default_mask: Mask):
     options = {name: arguments[name] for name in OPTIONS}
     checks.positive_int(intermediate_dim=options["intermediate_dim"])
     checks.positive_int(num_heads=options["num_heads"])
+    for name, names in (
+        ("normalization", ("layer_norm", "rms_norm")),
+        ("feed_forward", ("dense", "gated")),
+    ):
+        if isinstance(options[name], str) and options[name] not in names:
+            checks.fail(f"one of {list(names)} or a layer", name, options[name])
     checks.one_of(PLACEMENTS, norm_placement=options["norm_placement"])
     checks.positive(layer_norm_epsilon=options["layer_norm_epsilon"])
     checks.positive(layer_scale=options["layer_scale"], optional=True)
@@ -270,6 +277,29 @@ def feed_forward_call(layer, padding_mask, training):
     taken = inspect.signature(layer.call).parameters
     arguments = {k: v for k, v in arguments.items() if k in taken}
     return partial(run, layer, **arguments)
+
+
+def mask_data(block, attentions, **data) -> list:
+    """For each attention of a block, the data that its mask reads.
+
+    A given attention layer without a `mask` gets all.
+
+    Raises:
+        ValueError: If data are given that no attention reads.
+    """
+    given = {name: value for name, value in data.items() if value is not None}
+    parts = []
+    for attention in attentions:
+        mask = getattr(attention, "mask", None)
+        names = mask.data_names if isinstance(mask, Mask) else given
+        parts.append({k: v for k, v in given.items() if k in names})
+    for name in given:
+        if not any(name in part for part in parts):
+            raise ValueError(
+                f"`{name}` is read by no mask of block {block.name!r}. "
+                f"Received: mask={block.mask!r}. {READERS[name]}"
+            )
+    return parts
 
 
 def run_sublayers(stream, sublayers, shared_norm, training):

@@ -75,7 +75,9 @@ def generate(
             `"decoder_token_ids"`; what does not depend on it (an encoder) is
             evaluated once.
         prompts: Rows of token ids of any lengths, or a dict from the names of
-            the model's inputs to rows. Padding masks follow from the lengths;
+            the model's inputs to rows. Every entry is real, also a 0 at the
+            end of a row of an array: pass rows without padding, or the
+            encoder's padding mask. Padding masks follow from the lengths;
             `"positions"` count on from the last one, `"segment_ids"` repeat
             it, and `"prefix_length"` is the prompt's length by default.
         max_new_tokens: At most this many tokens are added to each row.

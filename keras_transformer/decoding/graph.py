@@ -56,7 +56,8 @@ class ModelGraph:
             raise ValueError(
                 "`model` must be a functional or sequential keras.Model. "
                 f"Received: {type(model).__name__} {model.name!r}. Compose it "
-                "by `keras.Model(inputs, outputs)`."
+                "by `keras.Model(inputs, outputs)`; begin a `Sequential` with "
+                "`keras.Input`."
             )
         self.nodes = calls_of(functional)
         self.inputs = _named_inputs(functional)

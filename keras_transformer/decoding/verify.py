@@ -160,7 +160,7 @@ class CachedCheck:
             ops.convert_to_tensor, (self._static_inputs, self._inputs)
         )
         with backend.no_gradients():
-            outputs = backend.compiled(with_weights)(weights, *arguments)
+            outputs = backend.for_one_run(with_weights)(weights, *arguments)
         return keras.tree.map_structure(ops.convert_to_numpy, outputs)
 
     def _message(self, what, name=None, reason=None):

@@ -111,7 +111,6 @@ def decoder_only(
         on_embeddings or in_blocks,
         block_options.get("attention"),
     )
-    data = {k: v for k, v in tensors.items() if k != "token_ids"}
     embedding = PositionalEmbedding(
         vocabulary_size,
         model_dim,
@@ -133,6 +132,7 @@ def decoder_only(
     )
     stream = embedding(tensors["token_ids"], positions=tensors.get("positions"))
     for block in parts.stack(TransformerDecoder, masks, "decoder", options):
+        data = parts.block_data(block, tensors, in_blocks)
         stream = block(stream, **data)
     stream = parts.final_norm(options, "final_norm")(stream)
     return parts.functional_model(tensors, unembed(stream), name)

@@ -121,7 +121,6 @@ def encoder_only(
         on_embeddings or in_blocks,
         block_options.get("attention"),
     )
-    data = {k: v for k, v in tensors.items() if k != "token_ids"}
     embedding = PositionalEmbedding(
         vocabulary_size,
         model_dim,
@@ -140,6 +139,7 @@ def encoder_only(
         )
     stream = embedding(tensors["token_ids"], positions=tensors.get("positions"))
     for block in parts.stack(TransformerEncoder, masks, "encoder", options):
+        data = parts.block_data(block, tensors, in_blocks)
         stream = block(stream, **data)
     stream = parts.final_norm(options, "final_norm")(stream)
     if head == "masked_token":

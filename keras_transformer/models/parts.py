@@ -41,8 +41,25 @@ def model_inputs(names, required, optional) -> dict:
     return inputs
 
 
+def block_data(block, inputs: dict, position) -> dict:
+    """The inputs of a model that a block's attention reads."""
+    data = {
+        name: tensor
+        for name, tensor in inputs.items()
+        if name not in ("token_ids", "positions")
+        and (
+            name == "padding_mask"
+            or block.attention is not None
+            or name in block.mask.data_names
+        )
+    }
+    if "positions" in inputs and (position or block.attention) is not None:
+        data["positions"] = inputs["positions"]
+    return data
+
+
 def check_read(inputs: dict, masks: list, position, attention):
-    """Refuses inputs that no part of the model would read.
+    """Refuses inputs that no part would read, and masks that lack theirs.
 
     Args:
         inputs: Name to input.
@@ -58,6 +75,12 @@ def check_read(inputs: dict, masks: list, position, attention):
         "segment_ids": "Add `Documents()` to `mask`.",
         "prefix_length": "Add `Prefix()` to `mask`.",
     }
+    for name in sorted(read - set(inputs)):
+        checks.fail(
+            f"such that they hold {name!r}, which `mask` reads",
+            "inputs",
+            tuple(inputs),
+        )
     for name, cure in cures.items():
         if name in inputs and name not in read:
             checks.fail(

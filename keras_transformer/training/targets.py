@@ -32,8 +32,9 @@ def shift_right(token_ids, start_token: int):
         "decoder_token_ids": shift_right(targets, start_token=1),
     }
     model.fit(x, targets, sample_weight=(targets != 0).astype("float32"))
-    generate(model, {"encoder_token_ids": sources}, start_token=1,
-             max_new_tokens=20)
+    generate(
+        model, {"encoder_token_ids": rows}, start_token=1, max_new_tokens=20
+    )  # rows without padding: each entry counts as real
     ```
     """
     token_ids = token_array(ndim=2, token_ids=token_ids)

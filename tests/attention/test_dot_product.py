@@ -462,3 +462,10 @@ def tensors(values, dtype="float32"):
 
 def as_float(tensor):
     return to_numpy(ops.cast(tensor, "float32"))
+
+
+def test_refuses_an_additive_attention_mask():
+    query = normal(3, 5, 4, 6)
+    mask = np.where(np.tri(5, dtype=bool), 0.0, -1e9).astype("float32")
+    with pytest.raises(ValueError, match=r"must be boolean.*pass `mask == 0`"):
+        dot_product_attention(query, query, query, attention_mask=mask)

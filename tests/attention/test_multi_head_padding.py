@@ -41,7 +41,6 @@ EXTRA = {
     "attention mask": {
         "attention_mask": np.broadcast_to(ALLOWED, (BATCH, 5, 5))
     },
-    "positions": {"positions": SLOTS.astype("int32")},
     "scores": {"return_attention_scores": True},
 }
 

@@ -68,3 +68,12 @@ def test_lengths_that_no_piece_has_are_rejected(lengths):
         layer.call_with_cache(
             INPUTS[:, :2], layer.init_cache(BATCH, LENGTH), lengths=lengths
         )
+
+
+@pytest.mark.parametrize(
+    ("cache", "text"), [(None, "init_cache"), ({}, "init_cache")]
+)
+def test_refuses_what_is_no_cache(cache, text):
+    layer = MultiHeadAttention(4, mask=Causal())
+    with pytest.raises(ValueError, match=text):
+        layer.call_with_cache(normal(3, 5, 24), cache)

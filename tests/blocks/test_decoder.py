@@ -431,3 +431,18 @@ def test_a_given_attention_leaves_options_to_the_cross_attention():
 def test_a_cache_needs_a_built_block():
     with pytest.raises(ValueError, match="must be built before `init_cache`"):
         TransformerDecoder(**BASE).init_cache(2, 5)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"segment_ids": np.zeros((3, 5), "int32")}, "Add `Documents"),
+        ({"prefix_length": np.ones(3, "int32")}, "Add `Prefix"),
+        ({"positions": np.arange(5, dtype="int32")}, "no position scheme"),
+        ({"encoder_padding_mask": np.ones((3, 7), bool)}, "encoder_sequence"),
+    ],
+)
+def test_refuses_data_that_nothing_reads(data, text):
+    layer = TransformerDecoder(INTERMEDIATE_DIM, NUM_HEADS)
+    with pytest.raises(ValueError, match=text):
+        layer(normal(3, 5, MODEL_DIM), **data)

@@ -67,7 +67,6 @@ FEW = [
         ("per_head", "t5"),
         ("causal", "none"),
         ("prefix", "alibi"),
-        ("documents", "rope"),
     ),
 ]
 # Every mask with every position scheme, and either with every kind of layer.
@@ -116,6 +115,7 @@ def test_equals_a_plain_loop_that_calls_the_model(model):
     assert result.tokens.tolist() == [tokens]
 
 
+@pytest.mark.slow
 def test_sampling_adds_the_noise_to_the_uncached_logits(model):
     result = generate(
         model, [[7, 3]], max_new_tokens=5, decoder=Sample(), seed=8, row_ids=[6]
@@ -128,12 +128,16 @@ def test_sampling_adds_the_noise_to_the_uncached_logits(model):
     assert result.tokens[0, 2:].tolist() == expected.tolist()
 
 
+# One decoder: each is compiled.
+SAMPLE = Sample(3.0)
 # Rows in different buckets of lengths.
 RAGGED = [[5], [7, 3, 11, 2, 8, 1], [9, 9, 9], [4, 2] * 9]
 
 
 @pytest.mark.parametrize(
-    "decoder", [Greedy(), Sample(0.8, top_p=0.9)], ids=repr
+    "decoder",
+    [SAMPLE, pytest.param(Greedy(), marks=pytest.mark.slow)],
+    ids=repr,
 )
 def test_ragged_rows_equal_each_row_alone(model, decoder):
     options = {
@@ -159,7 +163,7 @@ def test_ragged_rows_equal_each_row_alone(model, decoder):
 
 
 def test_rows_do_not_depend_on_their_order(model):
-    options = {"max_new_tokens": 4, "decoder": Sample(), "seed": 2}
+    options = {"max_new_tokens": 4, "decoder": SAMPLE, "seed": 2}
     result = generate(model, RAGGED, **options)
     order = [2, 0, 3, 1]
     shuffled = generate(
@@ -173,7 +177,7 @@ def test_seed_row_id_and_place_decide_the_draw(model):
         options = {"seed": 1, "row_ids": [0, 0, 5], **options}
         rows = [[7, 3]] * 3
         return generate(
-            model, rows, max_new_tokens=9, decoder=Sample(3.0), **options
+            model, rows, max_new_tokens=9, decoder=SAMPLE, **options
         ).tokens.tolist()
 
     first, again, other = draw()
@@ -186,7 +190,7 @@ def test_seed_row_id_and_place_decide_the_draw(model):
 def test_a_stop_token_ends_its_row_and_is_counted(model):
     options = {
         "max_new_tokens": 6,
-        "decoder": Sample(5.0),
+        "decoder": SAMPLE,
         "return_log_probs": True,
     }
     free = generate(model, PROMPTS, **options)
@@ -236,7 +240,7 @@ def test_log_probs_are_those_of_the_whole_model(model):
         model,
         [[7, 3, 11]],
         max_new_tokens=6,
-        decoder=Sample(0.5, top_k=3),
+        decoder=SAMPLE,
         return_log_probs=True,
     )
     expected = log_softmax(whole_logits(model, result, [[7, 3, 11]])[0])

@@ -75,6 +75,7 @@ def test_nothing_is_compiled_again_inside_a_bucket():
     assert counter.counted(generate, model, PROMPTS, max_new_tokens=4) > 0
 
 
+@pytest.mark.slow
 def test_other_weights_do_not_compile():
     counter = Counter()
     model = language_model(counter, decoder_block())
@@ -124,6 +125,7 @@ def test_the_encoder_runs_once():
         assert counted == expected_calls(1)
 
 
+@pytest.mark.slow
 def test_a_window_keeps_no_more_than_it_sees(monkeypatch):
     sizes = {}
 

@@ -112,18 +112,18 @@ def composed(kind, *layers):
     ]
     if kind == "block":
         for block in blocks:
-            stream = block(stream, **data)
+            stream = block(stream, **_read(block, data))
     elif kind == "by_hand":
         for own in options:
             normed = keras.layers.LayerNormalization()(stream)
             attention = MultiHeadAttention(NUM_HEADS, **own)
-            stream = stream + attention(normed, **data)
+            stream = stream + attention(normed, **_read(attention, data))
             stream = stream + keras.layers.Dense(MODEL_DIM, "gelu")(stream)
     elif kind == "nested":
         stream = _submodel(stream, data, blocks)
     elif kind == "shared":
         for block in [blocks[0], *blocks, blocks[0]]:
-            stream = block(stream, **data)
+            stream = block(stream, **_read(block, data))
     else:
         padding = inputs["encoder_padding_mask"]
         encoded = embedding(inputs["encoder_token_ids"])
@@ -132,11 +132,19 @@ def composed(kind, *layers):
         )
         for block in blocks:
             stream = block(
-                stream, encoded, encoder_padding_mask=padding, **data
+                stream,
+                encoded,
+                encoder_padding_mask=padding,
+                **_read(block, data),
             )
     stream = keras.layers.LayerNormalization()(stream)
     logits = Unembedding(embedding)(stream)
     return randomized(functional({**inputs, **data}, logits))
+
+
+def _read(layer, data):
+    """Those of the data that the layer's mask reads."""
+    return {k: v for k, v in data.items() if k in layer.mask.data_names}
 
 
 def _ids(name):
@@ -150,7 +158,7 @@ def _submodel(stream, data, blocks):
     }
     outputs = inner["stream"]
     for block in blocks:
-        outputs = block(outputs, **{name: inner[name] for name in data})
+        outputs = block(outputs, **_read(block, inner))
     return keras.Model(inner, outputs)({"stream": stream, **data})
 
 

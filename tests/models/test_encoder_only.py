@@ -233,3 +233,8 @@ def test_mean_pooling_reads_the_implicit_mask():
 def test_rejects_what_does_not_fit(options, message):
     with pytest.raises(ValueError, match=message):
         encoder_only(**{**BASE, **options})
+
+
+def test_refuses_a_mask_without_the_input_that_it_reads():
+    with pytest.raises(ValueError, match="hold 'segment_ids'"):
+        encoder_only(29, 1, 24, 4, 10, 8, mask=Documents())

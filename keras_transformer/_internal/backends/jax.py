@@ -58,6 +58,20 @@ def compiled(function, donated=None):
     return jax.jit(function, donate_argnums=donated)
 
 
+def for_one_run(function):
+    """The jitted function, compiled quickly: it will run once.
+
+    Eager execution would compile each of its operations by itself.
+    """
+    return jax.jit(
+        function,
+        compiler_options={
+            "xla_backend_optimization_level": 0,
+            "xla_llvm_disable_expensive_passes": True,
+        },
+    )
+
+
 while_loop = jax.lax.while_loop
 
 # Compiled functions would keep weights that they only refer to as constants.

@@ -58,6 +58,11 @@ def compiled(function, donated=None):
     return run
 
 
+def for_one_run(function):
+    """The function itself: compiling it would cost more than it saves."""
+    return function
+
+
 def while_loop(condition, body, state):
     """`state = body(state)` while `condition(state)`, for any structure."""
     return tf.while_loop(condition, lambda state: (body(state),), (state,))[0]

@@ -73,6 +73,11 @@ def compiled(function, donated=None):
     return function
 
 
+def for_one_run(function):
+    """The function itself: compiling it would cost more than it saves."""
+    return function
+
+
 def while_loop(condition, body, state):
     """`state = body(state)` while `condition(state)`, on the host."""
     while bool(condition(state)):
