@@ -23,7 +23,8 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help run lab test test-full lint notebooks pair docs bench clean \
-	$(BACKENDS:%=test-%) $(BACKENDS:%=full-%) $(BACKENDS:%=notebooks-%)
+	$(BACKENDS:%=test-%) $(BACKENDS:%=full-%) $(BACKENDS:%=notebooks-%) \
+	$(BACKENDS:%=bench-%)
 
 help: ## List the targets.
 	@echo "make TARGET [BACKEND=jax|tensorflow|torch]"
@@ -115,9 +116,11 @@ docs: .venv/.docs ## Build the documentation into site/.
 	@echo "[docs] building the site, warnings are errors"
 	@$(BIN)/mkdocs build --quiet --strict
 
-bench: .venv/.test ## Compare the speed of generation with KerasHub's.
-	@echo "[bench] benchmarks/decode.py on $(BACKEND)"
-	@KERAS_BACKEND=$(BACKEND) $(BIN)/python benchmarks/decode.py
+bench: $(BACKENDS:%=bench-%) ## Compare the speed of generation with KerasHub's.
+
+$(BACKENDS:%=bench-%): bench-%: .venv/.test
+	@echo "[bench-$*] benchmarks/decode.py on $*"
+	@KERAS_BACKEND=$* $(BIN)/python benchmarks/decode.py
 
 clean: ## Remove .venv and everything built.
 	@echo "[clean] removing .venv, build, site and caches"
