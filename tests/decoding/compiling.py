@@ -13,7 +13,9 @@ def compiled(function):
         import tensorflow as tf
 
         # Traced for every batch at once.
-        return tf.function(function, jit_compile=True, reduce_retracing=True)
+        return tf.function(
+            function, jit_compile=True, autograph=False, reduce_retracing=True
+        )
     return function
 
 

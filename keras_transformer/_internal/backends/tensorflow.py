@@ -51,7 +51,7 @@ def compiled(function, donated=None):
         )
         # Traced by hand: TensorFlow warns of functions that are traced often.
         if key not in programs:
-            traced = tf.function(function, jit_compile=True)
+            traced = tf.function(function, jit_compile=True, autograph=False)
             programs[key] = traced.get_concrete_function(*args)
         return programs[key](*args)
 
