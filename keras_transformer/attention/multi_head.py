@@ -298,12 +298,16 @@ class MultiHeadAttention(keras.layers.Layer):
         self._check_read(
             rule, segment_ids=segment_ids, prefix_length=prefix_length
         )
-        if positions is not None and self.position is None:
-            raise ValueError(
-                f"`positions` is read by no position scheme of layer "
-                f"{self.name!r}. Received: position=None. Give it one, such as "
-                '`position="rope"`; masks go by slots.'
-            )
+        for name, given in (
+            ("positions", positions),
+            ("key_positions", key_positions),
+        ):
+            if given is not None and self.position is None:
+                raise ValueError(
+                    f"`{name}` is read by no position scheme of layer "
+                    f"{self.name!r}. Received: position=None. Give it one, "
+                    'such as `position="rope"`; masks go by slots.'
+                )
         scope = current_scope()
         is_self = value is None or (
             value is query and (key is None or key is query)

@@ -77,3 +77,10 @@ def test_refuses_what_is_no_cache(cache, text):
     layer = MultiHeadAttention(4, mask=Causal())
     with pytest.raises(ValueError, match=text):
         layer.call_with_cache(normal(3, 5, 24), cache)
+
+
+@pytest.mark.parametrize("name", ["positions", "key_positions"])
+def test_refuses_positions_that_no_scheme_reads(name):
+    layer = MultiHeadAttention(4)
+    with pytest.raises(ValueError, match=f"`{name}` is read by no position"):
+        layer(normal(3, 5, 24), **{name: np.arange(5, dtype="int32")})
