@@ -4,14 +4,10 @@ A number depends on the seed, the row id, the position and its index, and on
 nothing else: not on the batch, the step of a loop, or what was drawn before.
 """
 
-import numpy as np
 from keras import ops
 
 from keras_transformer._internal import checks
-
-# Two hash chains that start apart: together a 64-bit key for each (seed, row,
-# position), so that no two of them share their numbers in practice.
-_STARTS = np.array([[-0x61C88647], [-0x3D4D51CB]], "int32")
+from keras_transformer._internal.hashing import random_bits, stream_keys
 
 
 def uniform(seed, row_ids, positions, size: int):
@@ -70,27 +66,6 @@ def _bits(seed, row_ids, positions, indices):
     """32 random bits, (batch, size), for each index of each row."""
     if checks.is_integer(seed) and not -(2**31) <= seed < 2**31:
         checks.fail("an integer that fits in 32 bits, signed", "seed", seed)
-    seed, row_ids, positions, indices = (
-        ops.cast(key, "int32") for key in (seed, row_ids, positions, indices)
-    )
-    key = _mix(ops.convert_to_tensor(_STARTS) + seed)
-    key = _mix(ops.bitwise_xor(key, row_ids[None]))
-    key = _mix(ops.bitwise_xor(key, positions[None]))
-    # An odd stride visits all numbers before it meets one again.
-    stride, offset = ops.bitwise_or(key[0], 1), key[1]
-    return _mix(indices * stride[:, None] + offset[:, None])
-
-
-def _mix(bits):
-    """A bijection of int32 in which each bit of the input stirs all bits.
-
-    The constants are those of `lowbias32`, of Chris Wellons' hash prospector.
-    """
-    bits = ops.bitwise_xor(bits, _shifted_right(bits, 16)) * 0x7FEB352D
-    bits = ops.bitwise_xor(bits, _shifted_right(bits, 15)) * -0x7B935975
-    return ops.bitwise_xor(bits, _shifted_right(bits, 16))
-
-
-def _shifted_right(bits, count):
-    # int32 is shifted arithmetically: the copies of the sign go.
-    return ops.bitwise_and(ops.right_shift(bits, count), (1 << 32 - count) - 1)
+    stride, offset = stream_keys(seed, row_ids, positions)
+    indices = ops.cast(indices, "int32")
+    return random_bits(stride[:, None], offset[:, None], indices)
