@@ -38,6 +38,8 @@ class Padding(Mask):
         return padding_of_keys(data, key_slots)
 
     def tile(self, q0, q1, k0, k1, data):
+        if data.bounds is not None:
+            return data.bounds.padding(k0)
         if data.padding_mask is None:
             return super().tile(q0, q1, k0, k1, data)
         may, must = padding_tile(data, k0, k1)
@@ -78,6 +80,11 @@ class Documents(Mask):
         return query_ids[:, None, :, None] == key_ids[:, None, None, :]
 
     def tile(self, q0, q1, k0, k1, data):
+        if data.bounds is not None:
+            lowest, highest = data.bounds.query_ids(q0)
+            least, most = data.bounds.key_ids(k0)
+            may = (lowest <= most) & (least <= highest)
+            return may, (lowest == most) & (least == highest)
         query_ids, key_ids = data.segment_ids, data.key_segment_ids
         key_ids = query_ids if key_ids is None else key_ids
         if not is_static(query_ids, key_ids):

@@ -37,6 +37,9 @@ class MaskData:
     segment_ids: object = None
     key_segment_ids: object = None
     prefix_length: object = None
+    # What is known of whole blocks (`BlockBounds`); then `tile` answers for
+    # each batch row, in tensors where the data is.
+    bounds: object = None
 
     def __post_init__(self):
         for name, (ranks, expected) in _RANKS.items():
@@ -64,26 +67,32 @@ class MaskData:
 
     def for_plan(self, query_length, key_length, query_start):
         """What is on the host, with one entry a slot."""
+        arrays = {name: getattr(self, name) for name in _RANKS}
         arrays = {
             name: value if is_static(value) else None
-            for name, value in vars(self).items()
+            for name, value in arrays.items()
         }
-        query_ids = arrays["segment_ids"]
-        key_name = "key_segment_ids"
+        query_ids, key_ids = arrays["segment_ids"], arrays["key_segment_ids"]
         if self.key_segment_ids is None:
-            key_name = "segment_ids"
-        key_ids = arrays[key_name]
-        for name, value, length in (
-            ("padding_mask", arrays["padding_mask"], key_length),
-            ("segment_ids", query_ids, query_length),
-            (key_name, key_ids, key_length),
-        ):
-            if value is not None:
-                check_length(name, value, length)
+            key_ids = query_ids
+        MaskData(**arrays).check_lengths(query_length, key_length)
         if query_ids is not None and query_start:
             query_ids = np.pad(query_ids, ((0, 0), (query_start, 0)))
         arrays["segment_ids"], arrays["key_segment_ids"] = query_ids, key_ids
         return MaskData(**arrays)
+
+    def check_lengths(self, query_length, key_length):
+        """Requires one entry a slot of all arrays that are given."""
+        ids_of_keys = "key_segment_ids"
+        if self.key_segment_ids is None:
+            ids_of_keys = "segment_ids"
+        for name, length in (
+            ("padding_mask", key_length),
+            ("segment_ids", query_length),
+            (ids_of_keys, key_length),
+        ):
+            if getattr(self, name) is not None:
+                check_length(name, getattr(self, name), length)
 
 
 def check_length(name: str, value, expected):

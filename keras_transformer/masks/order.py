@@ -149,6 +149,8 @@ class Prefix(Mask):
     def tile(self, q0, q1, k0, k1, data):
         shortest = longest = self.length
         if self.length is None:
+            if data.bounds is not None:
+                return data.bounds.prefix(k0, k1)
             if not is_static(data.prefix_length):
                 return super().tile(q0, q1, k0, k1, data)
             shortest = np.min(data.prefix_length)

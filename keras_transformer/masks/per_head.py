@@ -1,5 +1,7 @@
 """One mask a head."""
 
+import functools
+
 import numpy as np
 
 from keras_transformer._internal import checks
@@ -67,7 +69,7 @@ class PerHead(Operator):
             for mask in dict.fromkeys(self.masks)
         ]
         may, must = zip(*tiles, strict=True)
-        return np.logical_or.reduce(may), np.logical_and.reduce(must)
+        return functools.reduce(either, may), functools.reduce(both, must)
 
     def for_head(self, head):
         super().for_head(head)
