@@ -22,9 +22,9 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run lab test test-full lint notebooks pair docs bench clean \
-	$(BACKENDS:%=test-%) $(BACKENDS:%=full-%) $(BACKENDS:%=notebooks-%) \
-	$(BACKENDS:%=bench-%)
+.PHONY: help run lab test test-full test-gpu lint notebooks pair docs bench \
+	clean $(BACKENDS:%=test-%) $(BACKENDS:%=full-%) $(BACKENDS:%=notebooks-%) \
+	$(BACKENDS:%=bench-%) bench-gpu
 
 help: ## List the targets.
 	@echo "make TARGET [BACKEND=jax|tensorflow|torch]"
@@ -95,6 +95,11 @@ $(BACKENDS:%=full-%): full-%: .venv/.test
 	@echo "[full-$*] tests on $*, the slow ones too"
 	@KERAS_BACKEND=$* $(PYTEST) -q -m "not gpu"
 
+# .venv must hold a build of the backend for the GPU, as of TORCH=torch.
+test-gpu: .venv/.test ## Run the tests that need a GPU, on BACKEND.
+	@echo "[test-gpu] tests marked gpu on $(BACKEND)"
+	@KERAS_BACKEND=$(BACKEND) $(PYTEST) -q -m gpu tests/gpu
+
 notebooks: $(BACKENDS:%=notebooks-%) ## Execute the notebooks on all backends.
 
 # Copies are executed, so that the committed notebooks stay without outputs.
@@ -116,11 +121,23 @@ docs: .venv/.docs ## Build the documentation into site/.
 	@echo "[docs] building the site, warnings are errors"
 	@$(BIN)/mkdocs build --quiet --strict
 
-bench: $(BACKENDS:%=bench-%) ## Compare the speed of generation with KerasHub's.
+BENCHES := attention blocks feed_forward positions masks training models \
+	decode imports
+
+bench: $(BACKENDS:%=bench-%) ## Compare time and memory with the peers'.
 
 $(BACKENDS:%=bench-%): bench-%: .venv/.test
-	@echo "[bench-$*] benchmarks/decode.py on $*"
-	@KERAS_BACKEND=$* $(BIN)/python benchmarks/decode.py
+	@for script in $(BENCHES); do \
+		echo "[bench-$*] benchmarks/$$script.py on $*"; \
+		KERAS_BACKEND=$* $(BIN)/python benchmarks/$$script.py || exit 1; \
+	done
+
+# On machines with a CUDA GPU; not part of `bench`.
+bench-gpu: .venv/.test
+	@for backend in $(BACKENDS); do \
+		echo "[bench-gpu] benchmarks/gpu.py on $$backend"; \
+		KERAS_BACKEND=$$backend $(BIN)/python benchmarks/gpu.py || exit 1; \
+	done
 
 clean: ## Remove .venv and everything built.
 	@echo "[clean] removing .venv, build, site and caches"

@@ -8,6 +8,7 @@ from keras_transformer import training
 from keras_transformer.attention import (
     MultiHeadAttention,
     dot_product_attention,
+    explain,
 )
 from keras_transformer.blocks import (
     PositionalEmbedding,
@@ -95,6 +96,7 @@ __all__ = [
     "dot_product_attention",
     "encoder_decoder",
     "encoder_only",
+    "explain",
     "generate",
     "sinusoidal_encoding",
     "training",

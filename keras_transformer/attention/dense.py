@@ -1,8 +1,9 @@
 """The dense executor: all scores at once, exact in every dtype."""
 
-import keras
 import numpy as np
 from keras import ops
+
+from keras_transformer.attention.tiling import dropout_kept
 
 # Far below any score, and finite, so that a fully masked row stays finite.
 _MASKED = -1e30
@@ -36,7 +37,7 @@ def dense_attention(
         soft_cap: None or `c`: scores become `c * tanh(scores / c)`.
         sinks: None or (heads,), the score of a key without a value.
         dropout: Rate of attention weights set to zero.
-        seed: Seed or generator of the dropout.
+        seed: int32 (2,), the seed of the dropout.
 
     Returns:
         The outputs (batch, query_length, heads, value_dim), and the weights
@@ -58,15 +59,24 @@ def dense_attention(
         weights = ops.where(
             ops.any(allowed, axis=-1, keepdims=True), weights, 0.0
         )
-    kept = (
-        keras.random.dropout(weights, dropout, seed=seed)
-        if dropout
-        else (weights)
-    )
+    kept = _dropped(weights, dropout, seed) if dropout else weights
     outputs = _weighted_values(
         ops.cast(kept, value.dtype), value, num_heads, groups
     )
     return outputs, weights
+
+
+def _dropped(weights, rate, seed):
+    batch, num_heads, queries, keys = ops.shape(weights)
+    kept = dropout_kept(
+        rate,
+        seed,
+        ops.arange(batch, dtype="int32"),
+        num_heads,
+        ops.arange(queries, dtype="int32"),
+        ops.arange(keys, dtype="int32"),
+    )
+    return ops.where(kept, weights * (1 / (1 - rate)), 0.0)
 
 
 def _scores(query, key, scale):

@@ -8,10 +8,14 @@ from keras import ops
 
 from keras_transformer._internal import checks
 from keras_transformer._internal.backends import backend
+from keras_transformer._internal.sublayers import run
+from keras_transformer.attention import choice as choices
+from keras_transformer.attention.blockwise import blockwise_attention
 from keras_transformer.attention.dense import dense_attention
+from keras_transformer.attention.explain import chosen, left_out
 from keras_transformer.masks import Full, Mask, MaskData
-
-IMPLEMENTATIONS = ("auto", "dense", "fused")
+from keras_transformer.masks.pairs import Pairs
+from keras_transformer.positions.alibi import ALiBi
 
 
 def dot_product_attention(
@@ -28,6 +32,8 @@ def dot_product_attention(
     query_slots=None,
     key_slots=None,
     bias=None,
+    positions=None,
+    key_positions=None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks=None,
@@ -63,15 +69,21 @@ def dot_product_attention(
         key_slots: int32 (key_length,) or (batch, key_length); -1 marks an
             empty place. None counts from 0.
         bias: Numbers that broadcast to (batch, num_heads, query, key), added
-            to the scaled scores.
+            to the scaled scores; or a position scheme that acts on scores
+            (`ALiBi`, `RelativePositionBias`), which long sequences evaluate
+            tile by tile.
+        positions, key_positions: int32 (length,) or (batch, length), read by
+            such a scheme; None counts from 0.
         scale: Factor on the scores; None is `1 / sqrt(key_dim)`.
         soft_cap: `c`: scores become `c * tanh(scores / c)` before the bias.
         sinks: (num_heads,), the score of an extra key without a value.
         dropout: Rate of attention weights set to zero; 0 at inference.
         seed: Integer or `keras.random.SeedGenerator` of the dropout.
         return_attention_scores: Whether to return the weights too.
-        implementation: `"dense"`, `"fused"` (the backend's own kernel), or
-            `"auto"`, which takes the kernel whenever it is exactly right.
+        implementation: `"dense"`; `"blockwise"`, in memory that grows with
+            the length, skipping what the mask forbids; `"fused"`, the
+            backend's own kernel; or `"auto"`, the fastest of those that are
+            exactly right. `explain` tells which one that is.
 
     Returns:
         (batch, query_length, num_heads, value_dim), and with
@@ -80,8 +92,8 @@ def dot_product_attention(
 
     Raises:
         ValueError: If shapes disagree, if a rule of the mask misses its data,
-            or if `implementation="fused"` cannot be honoured; the message
-            says why.
+            or if the `implementation` that is asked for cannot be honoured;
+            the message says why.
 
     Example:
 
@@ -90,7 +102,8 @@ def dot_product_attention(
     outputs = dot_product_attention(query, query, query, mask=Causal())
     ```
     """
-    checks.one_of(IMPLEMENTATIONS, implementation=implementation)
+    checks.one_of(choices.IMPLEMENTATIONS, implementation=implementation)
+    query, key, value = map(ops.convert_to_tensor, (query, key, value))
     _check_shapes(query, key, value)
     mask = Full() if mask is None else mask
     if not isinstance(mask, Mask):
@@ -98,59 +111,85 @@ def dot_product_attention(
             "a Mask or None", "mask", mask, "For an array: attention_mask."
         )
     check_heads(mask, query.shape[2])
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if bias is not None:
+    if attention_mask is not None:
+        attention_mask = _checked(attention_mask)
+    scheme = bias if isinstance(bias, keras.layers.Layer) else None
+    if bias is not None and scheme is None:
         bias = ops.convert_to_tensor(bias)
-    is_causal = (
-        mask.is_causal_only
-        and bias is None
-        and query_slots is None
-        and key_slots is None
-        and attention_mask is None
-        and padding_mask is None
-        and isinstance(query.shape[1], int)
-        and query.shape[1] == key.shape[1]
+    call = choices.Call(
+        *query.shape[:2],
+        key.shape[1],
+        num_heads=query.shape[2],
+        num_groups=key.shape[2],
+        key_dim=query.shape[3],
+        value_dim=value.shape[3],
+        dtype=keras.backend.standardize_dtype(query.dtype),
+        device=backend.device_of(query),
+        mask=mask,
+        has_padding=padding_mask is not None,
+        has_attention_mask=attention_mask is not None,
+        has_slots=query_slots is not None or key_slots is not None,
+        bias=bias if bias is None else "array" if not scheme else "scheme",
+        alibi=type(scheme) is ALiBi,
+        soft_cap=soft_cap is not None,
+        sinks=sinks is not None,
+        dropout=bool(dropout),
+        scores=return_attention_scores,
     )
-    refusal = _refusal(
-        has_mask=not is_causal
-        and not (
-            mask.is_full
-            and attention_mask is None
-            and padding_mask is None
-            and key_slots is None
-        ),
-        has_bias=bias is not None,
-        is_half=keras.backend.standardize_dtype(query.dtype) != "float32",
-        same_width=query.shape[-1] == value.shape[-1],
-        soft_cap=soft_cap,
-        sinks=sinks,
-        dropout=dropout,
-        return_attention_scores=return_attention_scores,
-    )
-    if implementation == "fused" and refusal is not None:
-        raise ValueError(
-            'implementation="fused" cannot be honoured: '
-            f'{refusal}. Use implementation="auto" or "dense".'
+    data = MaskData(padding_mask, segment_ids, key_segment_ids, prefix_length)
+    choice = chosen(call, implementation, data)
+    nothing = left_out(call)
+    if nothing is not None:
+        return nothing
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if scheme is not None:
+        positions = _slots(positions, query)
+        key_positions = _slots(key_positions, key)
+        if choice.kernel is not None and "alibi" in choice.kernel.options:
+            unit = run(scheme, *np.array([[0], [1]], "int32"))
+            bias = ops.reshape(unit, (-1,)), positions, key_positions
+        elif choice.executor != "blockwise":
+            bias = run(scheme, positions, key_positions)
+    seed = dropout_seed(seed) if dropout else None
+    if choice.executor == "blockwise":
+        return blockwise_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            data=data,
+            scale=scale,
+            bias=scheme,
+            query_positions=positions,
+            key_positions=key_positions,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            dropout=dropout,
+            seed=seed,
         )
-    fused = refusal is None and implementation != "dense"
+    remains = mask if choice.kernel is None else choice.lowering.residual
     allowed = None
-    if not (fused and is_causal):
+    if choice.residual_shape is not None:
         allowed = _allowed(
-            mask,
-            MaskData(padding_mask, segment_ids, key_segment_ids, prefix_length),
+            Full() if remains is None else remains,
+            data,
             attention_mask,
             _slots(query_slots, query),
             _slots(key_slots, key),
         )
-    if fused:
-        return backend.fused_attention(
+    if choice.executor == "fused":
+        if choice.kernel.skips:
+            allowed = Pairs(mask, data, query.shape[1], key.shape[1])
+        return choice.kernel.run(
             query,
             key,
             value,
+            choice.lowering,
             allowed=allowed,
             bias=bias,
-            is_causal=is_causal,
+            data=data,
             scale=scale,
+            soft_cap=soft_cap,
         )
     outputs, weights = dense_attention(
         query,
@@ -169,17 +208,9 @@ def dot_product_attention(
     return outputs
 
 
-def _refusal(*, soft_cap, sinks, dropout, return_attention_scores, **call):
-    """Why the backend's kernel cannot take a call, or None when it can."""
-    if return_attention_scores:
-        return "attention scores were asked for"
-    if dropout:
-        return "dropout on the weights is left to the dense executor"
-    if soft_cap is not None:
-        return "no kernel has `soft_cap`"
-    if sinks is not None:
-        return "no kernel has `sinks`"
-    return backend.fused_refusal(**call)
+def dropout_seed(seed):
+    """Two int32 numbers from a seed: an integer, a generator or None."""
+    return keras.random.randint((2,), 0, 2**31 - 1, dtype="int32", seed=seed)
 
 
 def _slots(slots, tensor):
@@ -191,13 +222,8 @@ def _slots(slots, tensor):
     return ops.arange(length, dtype="int32")
 
 
-def _allowed(mask, data, attention_mask, query_slots, key_slots):
-    """Booleans for (batch, heads, query, key), or None when all is allowed."""
-    allowed = mask.evaluate(query_slots, key_slots, data)
-    if isinstance(allowed, np.ndarray) and allowed.all():
-        allowed = None
-    if attention_mask is None:
-        return allowed
+def _checked(attention_mask):
+    """The attention mask as booleans of four axes."""
     if "float" in keras.backend.standardize_dtype(attention_mask.dtype):
         raise ValueError(
             "`attention_mask` must be boolean, True = may attend. Received: "
@@ -207,8 +233,16 @@ def _allowed(mask, data, attention_mask, query_slots, key_slots):
     attention_mask = ops.cast(attention_mask, "bool")
     if attention_mask.ndim == 3:
         attention_mask = attention_mask[:, None]
-    if allowed is None:
-        return attention_mask
+    return attention_mask
+
+
+def _allowed(mask, data, attention_mask, query_slots, key_slots):
+    """Booleans for (batch, heads, query, key), or None when all is allowed."""
+    allowed = mask.evaluate(query_slots, key_slots, data)
+    if isinstance(allowed, np.ndarray) and allowed.all():
+        allowed = None
+    if attention_mask is None or allowed is None:
+        return attention_mask if allowed is None else allowed
     return ops.logical_and(allowed, attention_mask)
 
 

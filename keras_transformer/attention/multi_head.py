@@ -19,11 +19,12 @@ from keras_transformer._internal.serialization import (
 from keras_transformer._internal.sublayers import built_dense, built_norm, run
 from keras_transformer.attention import cache as caches
 from keras_transformer.attention import stepwise
+from keras_transformer.attention.choice import IMPLEMENTATIONS
 from keras_transformer.attention.dot_product import (
-    IMPLEMENTATIONS,
     check_heads,
     dot_product_attention,
 )
+from keras_transformer.attention.explain import note_caller
 from keras_transformer.masks import Causal, Full, Mask
 
 # What to do with data that a mask does not read.
@@ -356,7 +357,6 @@ class MultiHeadAttention(keras.layers.Layer):
             key_positions = keys.get("positions")
             key_segment_ids = keys.get("segment_ids")
         keys_rotated = keys["key"]
-        bias = None
         if _acts_on(self.position, "query_key"):
             lengths = None
             if self.position.depends_on_length:
@@ -370,8 +370,8 @@ class MultiHeadAttention(keras.layers.Layer):
             queries = run(
                 self.position, queries, positions=positions, lengths=lengths
             )
-        elif _acts_on(self.position, "scores"):
-            bias = run(self.position, positions, key_positions)
+        biased = _acts_on(self.position, "scores")
+        note_caller(self)
         outputs = dot_product_attention(
             queries,
             keys_rotated,
@@ -384,7 +384,9 @@ class MultiHeadAttention(keras.layers.Layer):
             prefix_length=prefix_length,
             query_slots=None if scope is None else scope.slots,
             key_slots=keys.get("slots"),
-            bias=bias,
+            bias=self.position if biased else None,
+            positions=positions if biased else None,
+            key_positions=key_positions if biased else None,
             scale=self._scale,
             soft_cap=self.soft_cap,
             sinks=self._sinks if self.use_sinks else None,

@@ -127,10 +127,10 @@ CASES = {
         },
     ),
 }
-# What the kernel of a backend may refuse, of masks that hide a whole row.
+# Why a backend has no kernel for any call without a GPU or TPU.
 REFUSAL = {
     "torch": None,
-    "jax": "row that sees no key",
+    "jax": "cudnn: it needs a CUDA GPU; splash_attention: it needs a TPU",
     "tensorflow": "TensorFlow has no fused",
 }[BACKEND]
 
@@ -385,11 +385,13 @@ def test_compiled_call_with_traced_data_equals_the_formula(case):
     [
         ({"return_attention_scores": True}, "scores were asked for"),
         ({"dropout": 0.1, "seed": 0}, "dropout on the weights"),
-        ({"soft_cap": 1.0}, "no kernel has `soft_cap`"),
-        ({"sinks": SINKS}, "no kernel has `sinks`"),
+        ({"soft_cap": 1.0}, "it has no `soft_cap`"),
+        ({"sinks": SINKS}, "it has no `sinks`"),
     ],
 )
 def test_a_kernel_that_cannot_do_the_call_is_refused(arguments, reason):
+    if BACKEND == "tensorflow":
+        reason = REFUSAL
     with pytest.raises(ValueError, match=f"cannot be honoured: .*{reason}"):
         dot_product_attention(
             **tensors(arrays()), **arguments, implementation="fused"
@@ -407,8 +409,8 @@ def test_causal_and_full_attention_take_the_kernel_where_there_is_one():
         (None, None),
     ):
         expected, _ = attention(**inputs, allowed=allowed)
-        if BACKEND == "tensorflow":
-            with pytest.raises(ValueError, match="TensorFlow has no fused"):
+        if REFUSAL is not None:
+            with pytest.raises(ValueError, match=REFUSAL):
                 dot_product_attention(**call, mask=mask, implementation="fused")
         else:
             outputs = dot_product_attention(
@@ -469,3 +471,24 @@ def test_refuses_an_additive_attention_mask():
     mask = np.where(np.tri(5, dtype=bool), 0.0, -1e9).astype("float32")
     with pytest.raises(ValueError, match=r"must be boolean.*pass `mask == 0`"):
         dot_product_attention(query, query, query, attention_mask=mask)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "dense"])
+@pytest.mark.parametrize("mask", [Full(), Causal()])
+def test_a_single_row_or_query_keeps_its_mask(mask, implementation):
+    # Nothing tells their shapes from those of a mask that is not there.
+    arrays_ = {name: array[:1] for name, array in arrays().items()}
+    allowed = np.broadcast_to(True, (QUERY_LENGTH, KEY_LENGTH))
+    if mask == Causal():
+        allowed = CAUSAL
+    padding = np.arange(KEY_LENGTH)[None] >= 1
+    for queries in (QUERY_LENGTH, 1):
+        arrays_["query"] = arrays_["query"][:, :queries]
+        outputs, _ = attention(**arrays_, allowed=allowed[:queries] & padding)
+        actual = dot_product_attention(
+            **tensors(arrays_),
+            mask=mask,
+            padding_mask=padding,
+            implementation=implementation,
+        )
+        assert_close(actual, outputs)

@@ -2,9 +2,9 @@
 
 `backend` is the module for the backend that Keras runs on. The modules have
 the same names: `fused_refusal`, `fused_attention` (absent where it is always
-refused), `is_concrete`, `current_trace`, `write_token`, `compiled`,
-`for_one_run`, `while_loop`, `TAKES_WEIGHTS`, `RUNS_STEP_BY_STEP` and
-`no_gradients`.
+refused), `is_concrete`, `current_trace`, `traced`, `with_gradient`,
+`write_token`, `compiled`, `for_one_run`, `while_loop`, `TAKES_WEIGHTS`,
+`RUNS_STEP_BY_STEP` and `no_gradients`.
 """
 
 import importlib

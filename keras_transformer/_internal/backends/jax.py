@@ -5,26 +5,16 @@ import contextlib
 import jax
 import jax.extend
 
-
-def fused_refusal(*, has_mask, has_bias, is_half, same_width):
-    """Why the kernel cannot take the call, or None when it can."""
-    if has_mask:
-        return "a row that sees no key would not be exactly zero"
-    if has_bias:
-        return "score biases are left to the dense executor"
-    if not same_width:
-        return "values must be as wide as keys"
-    if is_half and jax.default_backend() == "cpu":
-        return "half-precision products are not available on the CPU"
-    return None
+from keras_transformer._internal.backends import jax_kernels
 
 
-def fused_attention(query, key, value, *, allowed, bias, is_causal, scale):
-    """Attention by `jax.nn.dot_product_attention`, without mask or bias."""
-    del allowed, bias
-    return jax.nn.dot_product_attention(
-        query, key, value, is_causal=is_causal, scale=scale
-    )
+def device_of(tensor):
+    """Where the tensor is: "cpu", "gpu" or "tpu"."""
+    del tensor
+    return jax.default_backend()
+
+
+KERNELS = jax_kernels.KERNELS
 
 
 def is_concrete(tensor):
@@ -35,6 +25,60 @@ def is_concrete(tensor):
 def current_trace():
     """What is being traced now; equal inside of one function only."""
     return jax.extend.core.get_opaque_trace_state()
+
+
+def traced(function, *specs):
+    """Calls the function with tensors of these shapes and dtypes, no values.
+
+    Args:
+        function: Takes the tensors; what it returns is dropped.
+        *specs: Anything with `shape` and `dtype`.
+    """
+
+    def call(*tensors):
+        function(*tensors)
+
+    jax.eval_shape(
+        call, *(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs)
+    )
+
+
+def with_gradient(forward, backward, *tensors):
+    """The outputs of `forward(*tensors)`, with a gradient of its own.
+
+    Args:
+        forward: Takes the tensors; returns the output and what `backward`
+            needs, any structure of tensors.
+        backward: Takes the second of these and the gradient of the output;
+            returns one gradient for each tensor, None where there is none.
+        *tensors: All tensors that the two functions read: none may be
+            closed over.
+    """
+
+    @jax.custom_vjp
+    def function(*tensors):
+        return forward(*tensors)[0]
+
+    function.defvjp(forward, backward)
+    return function(*tensors)
+
+
+def pulled_back(function, tensors, gradient):
+    """The gradients of `tensors` from that of `function(*tensors)`."""
+    return jax.vjp(function, *tensors)[1](gradient)
+
+
+# Sizes of tiles of attention, and what a pair of slots in one costs.
+TILE_SIZES = {(256, 512): 1.0, (256, 256): 1.05, (128, 128): 1.3}
+
+
+def prefers_single_rows(tensor):
+    """Whether batch rows are better worked on one by one than together.
+
+    A row's tiles fit into a CPU's cache; a GPU wants much to do at once.
+    """
+    del tensor
+    return jax.default_backend() == "cpu"
 
 
 def write_token(cache, new, indices, in_place):

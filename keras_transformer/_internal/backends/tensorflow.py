@@ -4,10 +4,17 @@ import contextlib
 
 import tensorflow as tf
 
+KERNELS = ()
+NO_KERNELS = "TensorFlow has no fused attention kernel"
 
-def fused_refusal(**_):
-    """TensorFlow has no fused attention."""
-    return "TensorFlow has no fused attention kernel"
+
+def device_of(tensor):
+    """Where tensors are by default: "cpu", "gpu" or "tpu"."""
+    del tensor
+    for kind in ("TPU", "GPU"):
+        if tf.config.list_logical_devices(kind):
+            return kind.lower()
+    return "cpu"
 
 
 def is_concrete(tensor):
@@ -20,6 +27,68 @@ def current_trace():
     if tf.executing_eagerly():
         return None
     return id(tf.compat.v1.get_default_graph())
+
+
+def traced(function, *specs):
+    """Calls the function with tensors of these shapes and dtypes, no values.
+
+    Args:
+        function: Takes the tensors; what it returns is dropped.
+        *specs: Anything with `shape` and `dtype`.
+    """
+
+    def call(*tensors):
+        function(*tensors)
+
+    tf.function(call, autograph=False).get_concrete_function(
+        *(tf.TensorSpec(spec.shape, spec.dtype) for spec in specs)
+    )
+
+
+def with_gradient(forward, backward, *tensors):
+    """The outputs of `forward(*tensors)`, with a gradient of its own.
+
+    Args:
+        forward: Takes the tensors; returns the output and what `backward`
+            needs, any structure of tensors.
+        backward: Takes the second of these and the gradient of the output;
+            returns one gradient for each tensor, None where there is none.
+        *tensors: All tensors that the two functions read: none may be
+            closed over.
+    """
+
+    @tf.custom_gradient
+    def function(*tensors):
+        output, saved = forward(*tensors)
+        return output, lambda gradient: backward(saved, gradient)
+
+    return function(*map(tf.convert_to_tensor, tensors))
+
+
+def pulled_back(function, tensors, gradient):
+    """The gradients of `tensors` from that of `function(*tensors)`."""
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        outputs = function(*tensors)
+    return tape.gradient(
+        outputs,
+        tensors,
+        output_gradients=gradient,
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+
+
+# Sizes of tiles of attention, and what a pair of slots in one costs.
+TILE_SIZES = {(256, 512): 1.0, (256, 256): 1.05, (128, 128): 1.3}
+
+
+def prefers_single_rows(tensor):
+    """Whether batch rows are better worked on one by one than together.
+
+    A row's tiles fit into a CPU's cache; a GPU wants much to do at once.
+    """
+    del tensor
+    return not tf.config.list_physical_devices("GPU")
 
 
 def write_token(cache, new, indices, in_place):

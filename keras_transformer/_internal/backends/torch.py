@@ -1,23 +1,39 @@
 """PyTorch."""
 
+import keras
 import torch
 from torch.nn import functional
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from keras_transformer._internal.backends import torch_flex, torch_rows
+from keras_transformer._internal.kernels import Kernel
 
 
-def fused_refusal(*, has_mask, has_bias, is_half, same_width):
-    """Why the kernel cannot take the call, or None when it can."""
-    del has_mask, same_width
-    if has_bias and is_half:
+def device_of(tensor):
+    """Where the tensor is: "cpu" or "gpu"."""
+    kind = tensor.device.type
+    if kind == "meta":
+        # A tensor without values stands for one on the default device.
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return "cpu" if kind == "cpu" else "gpu"
+
+
+def _sdpa_refusal(call, lowering):
+    del lowering
+    if call.bias and call.is_half:
         return "it would round score biases to half precision"
+    if call.bias == "scheme" and call.pairs > 1 << 20:
+        return "the bias would be an array as large as the scores"
     return None
 
 
-def fused_attention(query, key, value, *, allowed, bias, is_causal, scale):
+def _sdpa(query, key, value, lowering, *, allowed, bias, data, scale, soft_cap):
     """Attention by `scaled_dot_product_attention`.
 
     Its answer for a query that sees no key depends on the kernel, so such a
     query is let see everything and its output is then replaced by zero.
     """
+    del data, soft_cap
     mask = rows = None
     if allowed is not None:
         mask = torch.as_tensor(allowed, device=query.device)
@@ -32,13 +48,33 @@ def fused_attention(query, key, value, *, allowed, bias, is_causal, scale):
         key.transpose(1, 2),
         value.transpose(1, 2),
         attn_mask=mask,
-        is_causal=is_causal,
+        is_causal=lowering.is_causal,
         scale=scale,
         enable_gqa=query.shape[2] != key.shape[2],
     )
     if rows is not None:
         outputs = torch.where(rows, outputs, 0.0)
     return outputs.transpose(1, 2)
+
+
+KERNELS = (
+    Kernel(
+        "flex_attention",
+        frozenset({"is_causal"}),
+        torch_flex.refusal,
+        torch_flex.attention,
+        skips=True,
+        options=frozenset({"soft_cap", "alibi"}),
+    ),
+    Kernel(
+        "scaled_dot_product_attention",
+        frozenset({"is_causal"}),
+        _sdpa_refusal,
+        _sdpa,
+        # It takes either a mask or the flag.
+        adds_to_flags=False,
+    ),
+)
 
 
 def is_concrete(tensor):
@@ -49,6 +85,84 @@ def is_concrete(tensor):
 def current_trace():
     """What is being traced now: nothing, control flow runs eagerly."""
     return None
+
+
+def traced(function, *specs):
+    """Calls the function with tensors of these shapes and dtypes, no values.
+
+    An operation that needs values makes it be called again, with zeros.
+
+    Args:
+        function: Takes the tensors; what it returns is dropped.
+        *specs: Anything with `shape` and `dtype`.
+    """
+
+    def call(device):
+        function(
+            *(
+                torch.zeros(
+                    spec.shape, dtype=getattr(torch, spec.dtype), device=device
+                )
+                for spec in specs
+            )
+        )
+
+    device = keras.ops.zeros(()).device
+    with torch.no_grad():
+        try:
+            with keras.device("meta"):
+                call("meta")
+        except (NotImplementedError, RuntimeError, TypeError):
+            call(device)
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(context, forward, backward, *tensors):
+        output, saved = forward(*tensors)
+        leaves, context.structure = tree_flatten(saved)
+        context.save_for_backward(*leaves)
+        context.backward_function = backward
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, gradient):
+        saved = tree_unflatten(context.saved_tensors, context.structure)
+        return None, None, *context.backward_function(saved, gradient)
+
+
+def with_gradient(forward, backward, *tensors):
+    """The outputs of `forward(*tensors)`, with a gradient of its own.
+
+    Args:
+        forward: Takes the tensors; returns the output and what `backward`
+            needs, any structure of tensors.
+        backward: Takes the second of these and the gradient of the output;
+            returns one gradient for each tensor, None where there is none.
+        *tensors: All tensors that the two functions read: a gradient with
+            respect to one that is closed over would be lost.
+    """
+    return _WithGradient.apply(forward, backward, *tensors)
+
+
+def attention_by_rows(tiling, table, tensors, one_row_at_a_time):
+    """Blockwise attention; see `torch_rows`."""
+    return torch_rows.attention_by_rows(
+        with_gradient, tiling, table, tensors, one_row_at_a_time
+    )
+
+
+# Sizes of tiles of attention, and what a pair of slots in one costs.
+TILE_SIZES = {(256, 256): 1.0, (128, 128): 1.05, (64, 64): 1.2}
+
+
+def prefers_single_rows(tensor):
+    """Whether batch rows are better worked on one by one than together.
+
+    A row's tiles fit into a CPU's cache; a GPU wants much to do at once.
+    """
+    return tensor.device.type == "cpu"
 
 
 def write_token(cache, new, indices, in_place):
