@@ -31,7 +31,8 @@ class Call:
         dtype: Of the query.
         device: `"cpu"`, `"gpu"` or `"tpu"`.
         mask: The mask.
-        has_padding, has_attention_mask, has_slots: Whether these are given.
+        has_padding, has_slots: Whether these are given.
+        attention_mask: Its shape, of four axes, or None.
         bias: None, `"array"` or `"scheme"`.
         alibi: Whether the scheme is `ALiBi`.
         soft_cap, sinks, dropout, scores: Whether each is asked for.
@@ -48,14 +49,18 @@ class Call:
     device: str
     mask: Mask
     has_padding: bool = False
-    has_attention_mask: bool = False
     has_slots: bool = False
+    attention_mask: tuple | None = None
     bias: str | None = None
     alibi: bool = False
     soft_cap: bool = False
     sinks: bool = False
     dropout: bool = False
     scores: bool = False
+
+    @property
+    def has_attention_mask(self) -> bool:
+        return self.attention_mask is not None
 
     @property
     def is_half(self) -> bool:
@@ -121,10 +126,8 @@ def choose(call: Call, implementation: str = "auto") -> Choice:
         return dataclasses.replace(fused, refusals=refusals)
     if executor == "blockwise":
         return Choice("blockwise", refusals=refusals)
-    return Choice(
-        "dense", residual_shape=_residual_shape(call, call.mask),
-        refusals=refusals,
-    )  # fmt: skip
+    shape = _residual_shape(call, call.mask)
+    return Choice("dense", residual_shape=shape, refusals=refusals)
 
 
 def _fail(implementation, reason):
@@ -231,8 +234,16 @@ def _best(call, fused, refusals):
 
 def _residual_shape(call, residual):
     """The shape of the booleans that say who may attend to whom."""
-    if call.has_attention_mask:
-        return (call.batch, call.num_heads, call.query_length, call.key_length)
+    shape = _shape_of_rules(call, residual)
+    if call.attention_mask is None or shape is None:
+        return call.attention_mask or shape
+    return tuple(
+        None if None in sizes else max(sizes)
+        for sizes in zip(shape, call.attention_mask, strict=True)
+    )
+
+
+def _shape_of_rules(call, residual):
     if residual is None or residual.is_full:
         if not call.has_padding and not call.has_slots:
             return None

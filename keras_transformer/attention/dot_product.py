@@ -12,7 +12,7 @@ from keras_transformer._internal.sublayers import run
 from keras_transformer.attention import choice as choices
 from keras_transformer.attention.blockwise import blockwise_attention
 from keras_transformer.attention.dense import dense_attention
-from keras_transformer.attention.explain import chosen, left_out
+from keras_transformer.attention.recording import chosen, left_out
 from keras_transformer.masks import Full, Mask, MaskData
 from keras_transformer.masks.pairs import Pairs
 from keras_transformer.positions.alibi import ALiBi
@@ -127,8 +127,10 @@ def dot_product_attention(
         device=backend.device_of(query),
         mask=mask,
         has_padding=padding_mask is not None,
-        has_attention_mask=attention_mask is not None,
         has_slots=query_slots is not None or key_slots is not None,
+        attention_mask=(
+            None if attention_mask is None else tuple(attention_mask.shape)
+        ),
         bias=bias if bias is None else "array" if not scheme else "scheme",
         alibi=type(scheme) is ALiBi,
         soft_cap=soft_cap is not None,

@@ -1,12 +1,9 @@
 """Which executor each attention call of a model runs on, and why.
 
-`explain` traces one call of a layer or model. Meanwhile the door to the
-executors notes what it chooses, and leaves the computation out.
+`explain` traces one call of a layer or model under a `Recorder`.
 """
 
 import collections.abc
-import contextlib
-import contextvars
 import dataclasses
 import inspect
 import math
@@ -18,10 +15,8 @@ from keras import ops
 from keras_transformer._internal import checks
 from keras_transformer._internal.backends import backend
 from keras_transformer.attention.blockwise import block_sizes
-from keras_transformer.attention.choice import Call, Choice, choose
+from keras_transformer.attention.recording import Recorder, recording
 from keras_transformer.masks.tiles import static_plan
-
-_active = contextvars.ContextVar("attention_recorder", default=None)
 
 _COLUMNS = ("layer", "executor", "flags", "residual", "bytes", "tiles")
 
@@ -81,7 +76,7 @@ def explain(
     if training:
         options["training"] = True
     # A traced tensor need not be where the real one would be.
-    recorder = _Recorder(backend.device_of(ops.zeros((1,))))
+    recorder = Recorder(backend.device_of(ops.zeros((1,))))
 
     def call(*tensors):
         recorder.begin()
@@ -89,7 +84,7 @@ def explain(
         layer_or_model(*args, **kwargs, **options)
 
     # Seeds and statistics are updated in the scope only.
-    with keras.StatelessScope(collect_losses=True), _recording(recorder):
+    with keras.StatelessScope(collect_losses=True), recording(recorder):
         try:
             backend.traced(call, *keras.tree.flatten(specs))
         except Exception:
@@ -158,8 +153,8 @@ class ExplainedCall:
             tiles = "{} x {}, ".format(*self.block_sizes)
             tiles += "at most " * self.density_is_bound
             tiles += f"{self.density:.1%} computed"
-        return [executor, flags or "-", residual, f"{self.residual_bytes:,}",
-                tiles]  # fmt: skip
+        size = f"{self.residual_bytes:,}"
+        return [executor, flags or "-", residual, size, tiles]
 
 
 class Explanation(collections.abc.Sequence):
@@ -196,100 +191,6 @@ class Explanation(collections.abc.Sequence):
             for name, reason in run[0].refusals.items():
                 text.append(f"  not {name}: {reason}")
         return "\n".join(text)
-
-
-class _Recorder:
-    """What the door chose in one call of a layer or model.
-
-    Args:
-        device: Where the call would run.
-    """
-
-    def __init__(self, device):
-        self.device = device
-        self.begin()
-
-    def begin(self):
-        """Forgets everything: a call begins."""
-        self.noted = []
-        self.caller = None
-        self.refusal = None
-        # Code that is compiled inside of the call may be kept and run later,
-        # so nothing is left out there.
-        self.trace = backend.current_trace()
-
-    def choose(self, call, implementation, check_data):
-        caller, self.caller = self.caller, None
-        self.refusal = None
-        call = dataclasses.replace(call, device=self.device)
-        try:
-            choice = choose(call, implementation)
-            check_data()
-        except ValueError as error:
-            place = "" if caller is None else f"Layer {caller!r}: "
-            self.refusal = f"{place}{error}"
-            raise
-        self.noted.append((caller, implementation, call, choice))
-        return choice
-
-
-@contextlib.contextmanager
-def _recording(recorder):
-    token = _active.set(recorder)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-
-
-def note_caller(layer):
-    """Says, while a recorder is active, which layer calls the door next."""
-    recorder = _active.get()
-    if recorder is not None:
-        recorder.caller = layer.path
-
-
-def chosen(call: Call, implementation: str, data) -> Choice:
-    """The `Choice` for a call, noted while a recorder is active.
-
-    Args:
-        call: The call.
-        implementation: What was asked for.
-        data: The batch's `MaskData`.
-    """
-    recorder = _active.get()
-    if recorder is None:
-        return choose(call, implementation)
-    return recorder.choose(
-        call, implementation, lambda: _check_data(call, data)
-    )
-
-
-def left_out(call: Call):
-    """Outputs and weights to return uncomputed; None to compute them."""
-    recorder = _active.get()
-    if recorder is None or backend.current_trace() != recorder.trace:
-        return None
-    leading = (call.batch, call.query_length, call.num_heads)
-    if None in leading or call.key_length is None:
-        return None
-    outputs = ops.zeros((*leading, call.value_dim), call.dtype)
-    if not call.scores:
-        return outputs
-    batch, queries, heads = leading
-    scores_shape = (batch, heads, queries, call.key_length)
-    return outputs, ops.zeros(scores_shape, call.dtype)
-
-
-def _check_data(call, data):
-    """Raises what the mask raises for data that is missing or misshapen."""
-    lengths = call.query_length, call.key_length
-    if not call.mask.data_names or None in lengths or call.has_slots:
-        return
-    slots = [ops.arange(length, dtype="int32") for length in lengths]
-    # As tensors: in a trace this computes nothing.
-    if not backend.is_concrete(slots[0]):
-        call.mask.evaluate(*slots, data)
 
 
 def _check_built(layer):
@@ -456,9 +357,7 @@ def _runs(calls):
     for call in calls:
         kind = re.sub(r"\d+", "#", call.layer or "")
         run = last.get(kind)
-        if run is None or dataclasses.replace(
-            call, layer=run[0].layer
-        ) != run[0]:  # fmt: skip
+        if not run or dataclasses.replace(call, layer=run[0].layer) != run[0]:
             run = []
             runs.append(run)
             last[kind] = run

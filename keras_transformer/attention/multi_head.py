@@ -24,7 +24,7 @@ from keras_transformer.attention.dot_product import (
     check_heads,
     dot_product_attention,
 )
-from keras_transformer.attention.explain import note_caller
+from keras_transformer.attention.recording import note_caller
 from keras_transformer.masks import Causal, Full, Mask
 
 # What to do with data that a mask does not read.

@@ -18,10 +18,10 @@ from keras_transformer.masks.arrays import is_static
 
 # Data with a row for each batch row and an entry for each query or key.
 BATCH_DATA = ("padding_mask", "segment_ids", "key_segment_ids")
-# Tiles without batch data are remembered up to this many pairs.
-_REMEMBERED = 1 << 16
 # What has an entry for each query.
 OF_QUERIES = ("query", "segment_ids", "query_positions")
+# Tiles without batch data are remembered up to this many pairs.
+_REMEMBERED = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +70,13 @@ class Tiling:
         """
         if is_static(query_slots, key_slots) and not data:
             small = len(query_slots) * len(key_slots) <= _REMEMBERED
-            evaluate = (
-                _allowed_of_slots if small else (_allowed_of_slots.__wrapped__)
-            )
-            return evaluate(
-                self.mask,
-                (int(query_slots[0]), len(query_slots)),
-                (int(key_slots[0]), len(key_slots)),
-            )
+            if small:
+                return _allowed_of_slots(
+                    self.mask,
+                    (int(query_slots[0]), len(query_slots)),
+                    (int(key_slots[0]), len(key_slots)),
+                )
+            return self.mask.evaluate(query_slots, key_slots)
         if not is_static(key_slots):
             key_slots = ops.where(key_slots < self.key_length, key_slots, -1)
         names = (*BATCH_DATA, "prefix_length")
@@ -129,7 +128,15 @@ def _allowed_of_slots(mask, queries, keys):
 
 
 def dropout_kept(rate, seed, rows, num_heads, query_slots, key_slots):
-    """Which weights dropout keeps; see `Tiling.kept`."""
+    """Which weights dropout keeps, by a hash of all that tells them apart.
+
+    Args:
+        rate: The rate that is dropped.
+        seed, rows, num_heads, query_slots, key_slots: As in `Tiling.kept`.
+
+    Returns:
+        Booleans (rows, heads, queries, keys).
+    """
     heads = ops.arange(num_heads, dtype="int32")[:, None]
     stride, offset = stream_keys(
         seed[0], seed[1], rows[:, None, None], heads, query_slots

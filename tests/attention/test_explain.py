@@ -33,6 +33,7 @@ from tests.sizes import MODEL_DIM, NUM_HEADS, VOCABULARY_SIZE
 
 BACKEND = keras.backend.backend()
 MODULE = sys.modules["keras_transformer.attention.explain"]
+RECORDING = sys.modules["keras_transformer.attention.recording"]
 WIDTH = 8
 KERNELS = [kernel.name for kernel in backend.KERNELS]
 
@@ -305,7 +306,7 @@ def test_a_failed_call_leaves_nothing_recording():
     for _ in range(2):
         with pytest.raises(ValueError, match="segment_ids"):
             silent(layer, (2, 8, WIDTH))
-        assert MODULE._active.get() is None
+        assert RECORDING._active.get() is None
         np.testing.assert_array_equal(to_numpy(other(inputs)), outputs)
 
 
@@ -476,3 +477,15 @@ def test_what_it_cannot_explain_is_an_error():
     for shapes in ({"tokens": (2, 8)}, [(2, 8), (2, 8)], "2, 8", (2, None)):
         with pytest.raises(ValueError, match="`shapes` must be"):
             silent(model, shapes)
+
+
+@pytest.mark.parametrize(("heads", "expected"), [(None, 1), (1, 1), (4, 4)])
+def test_an_attention_mask_counts_with_its_own_shape(heads, expected):
+    # Without an axis of heads, one array serves them all.
+    layer = MultiHeadAttention(4)
+    layer.build((2, 8, 16))
+    axes = () if heads is None else (heads,)
+    shapes = {"query": (2, 8, 16), "attention_mask": (2, *axes, 8, 8)}
+    (row,) = explain(layer, shapes, print_fn=lambda text: None)
+    assert row.residual_shape == (2, expected, 8, 8)
+    assert row.residual_bytes == 2 * expected * 8 * 8

@@ -306,7 +306,7 @@ def test_the_blocks_of_flex_attention_hold_the_mask(tree, seed):
     [
         ({"device": "cpu"}, "it needs a CUDA GPU"),
         ({"has_slots": True}, "planned for slots from 0"),
-        ({"has_attention_mask": True}, "which has no plan"),
+        ({"attention_mask": (1, 1, 1, 1)}, "which has no plan"),
         ({"bias": "array"}, "as large as the scores"),
         ({"bias": "scheme"}, "gradient of a trained table"),
         ({"key_dim": 8}, "at least 16 wide"),
@@ -566,7 +566,7 @@ def test_padding_gets_a_number_that_no_document_has(ids):
         ({"dtype": "float32"}, "it needs bfloat16"),
         ({"dtype": "float16"}, "it needs bfloat16"),
         ({"has_slots": True}, "planned for slots from 0"),
-        ({"has_attention_mask": True}, "which has no plan"),
+        ({"attention_mask": (1, 1, 1, 1)}, "which has no plan"),
         ({"bias": "scheme"}, "score biases"),
         ({"mask": Causal() & Strided(2)}, "it cannot say Strided(2)"),
         ({"mask": Causal(), "key_length": 384}, "it cannot say Causal()"),
