@@ -42,6 +42,20 @@ class Mask:
     lookback = None
     lookahead = None
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        parents = [
+            base.__name__
+            for base in cls.__mro__[1:]
+            if base is not Mask and "allowed" in vars(base)
+        ]
+        if "allowed" in vars(cls) and parents:
+            # It would keep the parent's tiles, reach and flags.
+            raise TypeError(
+                f"{cls.__name__} must derive from Mask in order to define "
+                f"`allowed`. Received: a class derived from {parents[0]}."
+            )
+
     def _set(self, **arguments):
         object.__setattr__(self, "_arguments", tuple(arguments.items()))
         for name, value in arguments.items():

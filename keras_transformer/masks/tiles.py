@@ -58,12 +58,12 @@ class BlockBounds:
 
     def query_ids(self, q0):
         """Smallest and largest id of the query blocks that begin at `q0`."""
-        return self._extremes(self.data.segment_ids, q0, self.block_size)
+        return self._extremes(self._ids, q0, self.block_size)
 
     def key_ids(self, k0):
         """Smallest and largest id of the key blocks that begin at `k0`."""
         ids = self.data.key_segment_ids
-        ids = self.data.segment_ids if ids is None else ids
+        ids = self._ids if ids is None else ids
         return self._extremes(ids, k0, self.key_block_size)
 
     def padding(self, k0):
@@ -83,12 +83,11 @@ class BlockBounds:
         length, k0, k1 = aligned(length, k0, k1)
         return k0 < length, k1 <= length
 
+    @property
+    def _ids(self):
+        return self.data.required("segment_ids", "`Documents()`")
+
     def _extremes(self, values, start, size):
-        if values is None:
-            raise ValueError(
-                "`segment_ids` must be given because the mask contains "
-                "`Documents()`. Received: segment_ids=None."
-            )
         xp = _module_of(values)
         short = -values.shape[1] % size
         if short:

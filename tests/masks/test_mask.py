@@ -229,6 +229,18 @@ def test_a_new_rule_needs_only_its_meaning():
     assert mask.lookback is None
 
 
+def test_a_rule_derives_from_no_other_rule():
+    class Wide(SlidingWindow):
+        """Another name for the same rule is no harm."""
+
+    assert isinstance(Wide(3), Mask)
+    with pytest.raises(TypeError, match="Odd must derive from Mask"):
+
+        class Odd(SlidingWindow):
+            def allowed(self, query_slots, key_slots, data):
+                return key_slots % 2 == 1
+
+
 def test_is_immutable():
     with pytest.raises(AttributeError, match="`length` cannot be set"):
         Prefix(3).length = 4

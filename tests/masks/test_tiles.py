@@ -47,11 +47,20 @@ def assert_covers(table, allowed, sizes):
 
 
 @settings(max_examples=60, deadline=None)
-@given(trees, seeds, st.sampled_from([(4, 8), (8, 4), (5, 5)]), st.booleans())
-def test_tiles_hold_what_the_rules_allow(tree, seed, sizes, same_for_rows):
+@given(
+    trees,
+    seeds,
+    st.sampled_from([(4, 8), (8, 4), (5, 5)]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_tiles_hold_what_the_rules_allow(
+    tree, seed, sizes, same_for_rows, as_tensors
+):
     mask, meaning = tree
     case = Case(seed, 19, 26, plain=True)
-    table = table_of(mask, case.arrays, sizes, same_for_rows=same_for_rows)
+    arrays = tensors(case.arrays) if as_tensors else case.arrays
+    table = table_of(mask, arrays, sizes, same_for_rows=same_for_rows)
     assert_covers(table, case.expected(meaning), sizes)
     assert len(table.columns) == 1 or not same_for_rows
 

@@ -55,6 +55,13 @@ class Case:
             "prefix_length": self.prefix,
         }
 
+    def arrays_for(self, mask):
+        """The arrays that the mask reads, and the padding."""
+        names = {"padding_mask", *mask.data_names}
+        if "segment_ids" in names:
+            names.add("key_segment_ids")
+        return {k: v for k, v in self.arrays.items() if k in names}
+
     @property
     def data(self):
         return MaskData(**self.arrays)
