@@ -18,6 +18,12 @@ class ChunkedHead:
 
     Vectors are (chunks, chunk, model_dim), ids and weights (chunks, chunk).
     Each `bias` is a sequence of one or none.
+
+    Args:
+        transposed: Whether the kernel is (vocabulary_size, model_dim).
+        soft_cap: None or `c`: logits become `c * tanh(logits / c)`.
+        smoothing: Share of the probability that is spread evenly.
+        dtype: That of the logits and of sums.
     """
 
     transposed: bool
@@ -84,9 +90,8 @@ class ChunkedHead:
             ids,
             weights,
         )
-        total, of_kernel, *of_bias = totals
-        of_kernel = ops.cast(of_kernel, kernel.dtype)
-        return total, (of_vectors, losses, of_kernel, *of_bias)
+        total, *of_parameters = totals
+        return total, (of_vectors, losses, *of_parameters)
 
     def scaled_gradients(self, saved, upstream):
         """Gradients of the arguments of `total_and_gradients`."""
@@ -95,12 +100,14 @@ class ChunkedHead:
             product = ops.cast(gradient, self.dtype) * upstream
             return ops.cast(product, gradient.dtype)
 
-        of_vectors, losses, *of_parameters = saved
+        of_vectors, losses, of_kernel, *of_bias = saved
         return (
             scaled(of_vectors),
             None,
             scaled(losses),
-            *map(scaled, of_parameters),
+            # Only now: sums of half precision could have overflowed.
+            ops.cast(scaled(of_kernel), of_vectors.dtype),
+            *map(scaled, of_bias),
         )
 
     @property
@@ -191,8 +198,11 @@ def _for_each_chunk(step, totals, buffers, *arrays):
 def _minus_one_hot(gradient, ids, value):
     if backend.RUNS_STEP_BY_STEP:
         # Compilers fuse the comparison below; without one it is dear.
-        places = ops.clip(ids, 0, gradient.shape[-1] - 1)
-        gradient[ops.arange(len(ids)), places] -= value
+        last = gradient.shape[-1] - 1
+        places = ops.clip(ids, 0, last)
+        gradient[ops.arange(len(ids)), places] -= ops.where(
+            ids > last, 0.0, value
+        )
         return gradient
     is_target = ops.arange(gradient.shape[-1], dtype="int32") == ids[:, None]
     return gradient - ops.where(is_target, value, 0.0)

@@ -42,6 +42,10 @@ def linear_crossentropy(
 
     Without a reduction the backward pass makes the logits again. With one, the
     gradients can be taken in the forward pass, which spares that product.
+    Only first derivatives exist.
+
+    Reference: [Wijmans et al., 2024](https://arxiv.org/abs/2411.09009), whose
+    kernel this follows in chunks.
 
     A token with a negative target does not count, as if its weight were 0. A
     target beyond the vocabulary gives NaN, unless the weight is 0.
@@ -62,7 +66,7 @@ def linear_crossentropy(
         training: Whether to take the gradients in the forward pass if there
             is a reduction; a waste where none are needed.
         chunk_size: Number of tokens in a chunk; None: such that its logits
-            are a few megabytes.
+            are a few megabytes, and at least 128.
 
     Returns:
         Losses (...), or a scalar if there is a reduction.

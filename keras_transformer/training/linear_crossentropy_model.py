@@ -40,7 +40,7 @@ class LinearCrossentropyModel(keras.Model):
 
     Raises:
         ValueError: If the model does not end with an `Unembedding`, or if
-            this model was compiled with a loss or with metrics.
+            this model is compiled with a loss or with metrics.
 
     Example:
 
@@ -49,8 +49,8 @@ class LinearCrossentropyModel(keras.Model):
                          intermediate_dim=256)
     trained = LinearCrossentropyModel(model)
     trained.compile("adam")
-    inputs, targets = next_token_pairs(rows)
-    trained.fit(inputs, targets)
+    inputs, targets, weights = next_token_pairs(rows)
+    trained.fit(inputs, targets, sample_weight=weights)
     result = generate(model, [[1, 2, 3]], max_new_tokens=5)
     ```
     """
@@ -71,10 +71,37 @@ class LinearCrossentropyModel(keras.Model):
     def call(self, inputs, training=None):
         return self._trunk(inputs, training)
 
+    def compile(self, optimizer="rmsprop", loss=None, **kwargs):
+        """As in Keras, without a loss and without metrics.
+
+        Args:
+            optimizer: As in Keras.
+            loss: Must be None, since the model brings its own.
+            **kwargs: As in Keras, without metrics.
+        """
+        if loss is not None or kwargs.get("loss_weights") is not None:
+            checks.fail(
+                "None here, since the model brings its own", "loss", loss
+            )
+        for name in ("metrics", "weighted_metrics"):
+            if kwargs.get(name):
+                checks.fail(
+                    "None here, since they would need the logits",
+                    name,
+                    kwargs[name],
+                    f"Compile {self.model.name!r} with them and evaluate it: "
+                    "the weights are the same.",
+                )
+        super().compile(optimizer, **kwargs)
+
+    def compile_from_config(self, config):
+        config = keras.saving.deserialize_keras_object(config)
+        self.compile(**config)
+        self.optimizer.build(self.trainable_variables)
+
     def compute_loss(
         self, x=None, y=None, y_pred=None, sample_weight=None, training=True
     ):
-        self._check_compiled()
         if y is None:
             checks.fail("given: the targets", "y", y)
         vectors, *tables = keras.tree.flatten(y_pred)
@@ -121,22 +148,6 @@ class LinearCrossentropyModel(keras.Model):
             config["model"], custom_objects=custom_objects
         )
         return cls(**{**config, "model": model})
-
-    def _check_compiled(self):
-        if self._compile_loss is not None:
-            checks.fail(
-                "None here, since the model brings its own",
-                "loss",
-                self.loss,
-                "Wrap the model again and compile without it.",
-            )
-        if self._compile_metrics is not None:
-            raise ValueError(
-                "`metrics` must be empty here, since they would need the "
-                f"logits. Wrap {self.model.name!r} again without them; "
-                "compile itself with them and evaluate it: the weights are "
-                "the same."
-            )
 
 
 class _Loss(keras.losses.Loss):

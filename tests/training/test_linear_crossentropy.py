@@ -201,6 +201,43 @@ def test_negative_targets_do_not_count_and_large_ones_are_not_hidden(training):
 
 
 @pytest.mark.parametrize("way", ["late", "early"])
+def test_a_target_beyond_the_vocabulary_pulls_no_other_token(way):
+    targets = TARGETS.copy()
+    targets[0, 0] = VOCABULARY_SIZE
+    function = mean_loss(targets, way=way)
+    _, _, of_bias, _ = gradients(function, INPUTS, KERNEL, BIAS, WEIGHTS)
+    _, slopes = reference(INPUTS, KERNEL, BIAS, TARGETS, None, 0.0)
+    # Of that token only the probabilities are left.
+    slopes[0, 0, TARGETS[0, 0]] += 1.0
+    slopes = slopes * WEIGHTS[..., None] / WEIGHTS.sum()
+    assert_close(of_bias, slopes.sum((0, 1)))
+
+
+def test_sums_of_half_precision_do_not_overflow():
+    # The gradients of single tokens fit into float16, their sum does not.
+    weights = np.full(SHAPE, 1e4, "float32")
+    targets = np.zeros(SHAPE, "int32")
+    found = {
+        way: gradients(
+            lambda *arrays, way=way: ops.cast(
+                mean_loss(targets, way=way, chunk_size=1)(
+                    ops.cast(arrays[0], "float16"), *arrays[1:]
+                ),
+                "float32",
+            ),
+            abs(INPUTS),
+            0.1 * KERNEL,
+            BIAS,
+            weights,
+        )
+        for way in ("late", "early")
+    }
+    for late, early in zip(*found.values(), strict=True):
+        assert np.isfinite(early).all()
+        assert_close(early, late, "float16")
+
+
+@pytest.mark.parametrize("way", ["late", "early"])
 def test_nothing_to_learn_is_a_loss_of_zero(way):
     function = mean_loss(np.full(SHAPE, -1), way=way)
     ones = np.ones(SHAPE, "float32")

@@ -255,17 +255,18 @@ def test_rejects_a_model_that_it_cannot_open():
 
 
 def test_rejects_what_would_need_logits():
-    def rejects(message, targets, **options):
-        trained = LinearCrossentropyModel(sequential_model())
-        trained.compile("sgd", **options)
-        with pytest.raises(ValueError, match=message):
-            trained.train_on_batch(IDS, targets)
-
-    rejects(r"`loss` must be None.*'mse'.*Wrap", TARGETS, loss="mse")
-    rejects("`metrics` must be empty here", TARGETS, metrics=["accuracy"])
-    rejects("`y` must be given", None)
+    trained = LinearCrossentropyModel(sequential_model())
+    with pytest.raises(ValueError, match=r"`loss` must be None.*'mse'"):
+        trained.compile("sgd", "mse")
+    for name in ("metrics", "weighted_metrics"):
+        with pytest.raises(ValueError, match=f"`{name}` must be None here"):
+            trained.compile("sgd", **{name: ["accuracy"]})
+    trained.compile("sgd")
+    with pytest.raises(ValueError, match="`y` must be given"):
+        trained.train_on_batch(IDS, None)
     one_hot = np.zeros((*SHAPE, VOCABULARY_SIZE), "int32")
-    rejects(r"`targets.shape` must be", one_hot)
+    with pytest.raises(ValueError, match=r"`targets.shape` must be"):
+        trained.train_on_batch(IDS, one_hot)
 
 
 def test_an_untrained_uniform_head_has_the_perplexity_of_a_guess():
