@@ -3,9 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 
-# What a kernel may take beside the mask; a call without it needs none.
-OPTIONS = ("soft_cap", "sinks", "alibi")
-
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -17,14 +14,15 @@ class Kernel:
         refusal: Takes a `Call` and its `Lowering`; returns why the kernel
             cannot take the call exactly, or None.
         run: Takes query, key, value, the call's `Lowering` and `allowed`,
-            `bias`, `data`, `scale` and `soft_cap` by name; returns the
-            outputs. `allowed` is None or booleans; where the kernel skips
-            blocks, it is the `Pairs` of the whole mask. `bias` is None or an
-            array; where the kernel takes ALiBi, it is the bias of distance 1,
+            `bias`, `scale` and `soft_cap` by name; returns the outputs.
+            `allowed` is None or booleans; where the kernel skips blocks, it
+            is the `Pairs` of the whole mask. `bias` is None or an array;
+            where the kernel takes ALiBi, it is the bias of distance 1,
             (heads,), with the positions of queries and of keys.
         skips: Whether it skips the blocks that the mask forbids.
         adds_to_flags: Whether it takes booleans or a bias beside its flags.
-        options: What it takes beside the mask: names of `OPTIONS`.
+        options: What it takes beside the mask, of `"soft_cap"`, `"sinks"`
+            and `"alibi"`; a call without any needs none.
     """
 
     name: str

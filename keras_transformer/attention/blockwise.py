@@ -86,6 +86,7 @@ def blockwise_attention(
     return _program(tiling, tuple(tensors))(*tensors.values())
 
 
+@functools.lru_cache(maxsize=256)
 def block_sizes(mask, query_length, key_length):
     """The sizes of tiles that cost least under the mask."""
 
@@ -120,7 +121,8 @@ def _program(tiling, names):
 
 
 def _attention(tiling, tensors):
-    one_by_one = backend.prefers_single_rows(tensors["query"])
+    # A row's tiles fit into a CPU's cache; a GPU wants much to do at once.
+    one_by_one = backend.device_of(tensors["query"]) == "cpu"
     table = tile_table(
         tiling.mask,
         tiling.query_length,

@@ -14,9 +14,8 @@ from keras_transformer.masks.pairs import foreign_rule
 
 IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
 
-# Pairs of slots from which on blocks are faster than the dense scores, and
-# from which on a dense residual costs a kernel more than blocks do.
-_BLOCKS_FROM = 1 << 18
+# Pairs of slots from which on a dense residual costs a kernel more than blocks
+# do.
 _RESIDUAL_UP_TO = 1 << 20
 
 
@@ -26,7 +25,7 @@ class Call:
 
     Args:
         batch, query_length, key_length: Sizes; None where unknown.
-        num_heads, num_groups: Query heads; key and value heads.
+        num_heads: Number of query heads.
         key_dim, value_dim: Widths of a head.
         dtype: Of the query.
         device: `"cpu"`, `"gpu"` or `"tpu"`.
@@ -42,7 +41,6 @@ class Call:
     query_length: int | None
     key_length: int | None
     num_heads: int
-    num_groups: int
     key_dim: int
     value_dim: int
     dtype: str
@@ -120,8 +118,6 @@ def choose(call: Call, implementation: str = "auto") -> Choice:
     executor = implementation
     if implementation == "auto":
         executor = _best(call, fused, refusals)
-    elif implementation != "dense":
-        refusals["dense"] = f"{implementation} was asked for"
     if executor == "fused":
         return dataclasses.replace(fused, refusals=refusals)
     if executor == "blockwise":
@@ -212,7 +208,6 @@ def _best(call, fused, refusals):
         # Blocks of a residual that differs between queries can be skipped.
         costly = (
             shape is not None
-            and not fused.kernel.skips
             and shape[-2] != 1
             and call.pairs >= _RESIDUAL_UP_TO
         )
@@ -224,7 +219,7 @@ def _best(call, fused, refusals):
         refusals[fused.kernel.name] = (
             f"its residual {fused.lowering.residual!r} would be a dense array"
         )
-    if by_blocks and call.pairs >= _BLOCKS_FROM:
+    if by_blocks and call.pairs >= backend.BLOCKS_FROM:
         refusals["dense"] = "its memory grows with the square of the length"
         return "blockwise"
     if by_blocks:

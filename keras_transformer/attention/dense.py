@@ -3,7 +3,10 @@
 import numpy as np
 from keras import ops
 
-from keras_transformer.attention.tiling import dropout_kept
+from keras_transformer.attention.tiling import (
+    dropout_factors,
+    dropout_streams,
+)
 
 # Far below any score, and finite, so that a fully masked row stays finite.
 _MASKED = -1e30
@@ -68,15 +71,14 @@ def dense_attention(
 
 def _dropped(weights, rate, seed):
     batch, num_heads, queries, keys = ops.shape(weights)
-    kept = dropout_kept(
-        rate,
+    streams = dropout_streams(
         seed,
         ops.arange(batch, dtype="int32"),
         num_heads,
         ops.arange(queries, dtype="int32"),
-        ops.arange(keys, dtype="int32"),
     )
-    return ops.where(kept, weights * (1 / (1 - rate)), 0.0)
+    key_slots = ops.arange(keys, dtype="int32")
+    return weights * dropout_factors(rate, streams, key_slots)
 
 
 def _scores(query, key, scale):

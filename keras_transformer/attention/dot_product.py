@@ -10,6 +10,11 @@ from keras_transformer._internal import checks
 from keras_transformer._internal.backends import backend
 from keras_transformer._internal.sublayers import run
 from keras_transformer.attention import choice as choices
+from keras_transformer.attention.arguments import (
+    check_heads,
+    check_read,
+    counted,
+)
 from keras_transformer.attention.blockwise import blockwise_attention
 from keras_transformer.attention.dense import dense_attention
 from keras_transformer.attention.recording import chosen, left_out
@@ -83,7 +88,8 @@ def dot_product_attention(
         implementation: `"dense"`; `"blockwise"`, in memory that grows with
             the length, skipping what the mask forbids; `"fused"`, the
             backend's own kernel; or `"auto"`, the fastest of those that are
-            exactly right. `explain` tells which one that is.
+            exactly right. `explain` tells which one that is. `"blockwise"`
+            and `"fused"` have first derivatives only.
 
     Returns:
         (batch, query_length, num_heads, value_dim), and with
@@ -91,9 +97,9 @@ def dot_product_attention(
         num_heads, query_length, key_length), in the dtype of the query.
 
     Raises:
-        ValueError: If shapes disagree, if a rule of the mask misses its data,
-            or if the `implementation` that is asked for cannot be honoured;
-            the message says why.
+        ValueError: If shapes disagree, if a rule of the mask misses its data
+            or data is given that nothing reads, or if the `implementation`
+            that is asked for cannot be honoured; the message says why.
 
     Example:
 
@@ -103,6 +109,9 @@ def dot_product_attention(
     ```
     """
     checks.one_of(choices.IMPLEMENTATIONS, implementation=implementation)
+    checks.positive(scale=scale, optional=True)
+    checks.positive(soft_cap=soft_cap, optional=True)
+    checks.rate(dropout=dropout)
     query, key, value = map(ops.convert_to_tensor, (query, key, value))
     _check_shapes(query, key, value)
     mask = Full() if mask is None else mask
@@ -110,17 +119,34 @@ def dot_product_attention(
         checks.fail(
             "a Mask or None", "mask", mask, "For an array: attention_mask."
         )
-    check_heads(mask, query.shape[2])
+    num_heads = query.shape[2]
+    check_heads(mask, num_heads)
+    check_read(
+        mask,
+        "the mask",
+        segment_ids=segment_ids,
+        key_segment_ids=key_segment_ids,
+        prefix_length=prefix_length,
+    )
     if attention_mask is not None:
-        attention_mask = _checked(attention_mask)
-    scheme = bias if isinstance(bias, keras.layers.Layer) else None
-    if bias is not None and scheme is None:
-        bias = ops.convert_to_tensor(bias)
+        attention_mask = _of_four_axes(attention_mask)
+    bias, scheme = _bias(bias, positions, key_positions, num_heads)
+    if sinks is not None:
+        sinks = ops.convert_to_tensor(sinks)
+        if tuple(sinks.shape) != (num_heads,):
+            checks.fail(
+                f"{(num_heads,)}, one number a head",
+                "sinks.shape",
+                tuple(sinks.shape),
+            )
+    bias_kind = "scheme" if scheme is not None else None
+    if bias is not None:
+        bias_kind = "array"
     call = choices.Call(
-        *query.shape[:2],
-        key.shape[1],
-        num_heads=query.shape[2],
-        num_groups=key.shape[2],
+        batch=query.shape[0],
+        query_length=query.shape[1],
+        key_length=key.shape[1],
+        num_heads=num_heads,
         key_dim=query.shape[3],
         value_dim=value.shape[3],
         dtype=keras.backend.standardize_dtype(query.dtype),
@@ -131,7 +157,7 @@ def dot_product_attention(
         attention_mask=(
             None if attention_mask is None else tuple(attention_mask.shape)
         ),
-        bias=bias if bias is None else "array" if not scheme else "scheme",
+        bias=bias_kind,
         alibi=type(scheme) is ALiBi,
         soft_cap=soft_cap is not None,
         sinks=sinks is not None,
@@ -144,15 +170,10 @@ def dot_product_attention(
     if nothing is not None:
         return nothing
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if scheme is not None:
-        positions = _slots(positions, query)
-        key_positions = _slots(key_positions, key)
-        if choice.kernel is not None and "alibi" in choice.kernel.options:
-            unit = run(scheme, *np.array([[0], [1]], "int32"))
-            bias = ops.reshape(unit, (-1,)), positions, key_positions
-        elif choice.executor != "blockwise":
-            bias = run(scheme, positions, key_positions)
     seed = dropout_seed(seed) if dropout else None
+    if scheme is not None:
+        positions = counted(query) if positions is None else positions
+        key_positions = counted(key) if key_positions is None else key_positions
     if choice.executor == "blockwise":
         return blockwise_attention(
             query,
@@ -169,6 +190,12 @@ def dot_product_attention(
             dropout=dropout,
             seed=seed,
         )
+    if choice.kernel is not None and "alibi" in choice.kernel.options:
+        if scheme is not None:
+            unit = run(scheme, *np.array([[0], [1]], "int32"))
+            bias = ops.reshape(unit, (-1,)), positions, key_positions
+    elif scheme is not None:
+        bias = run(scheme, positions, key_positions)
     remains = mask if choice.kernel is None else choice.lowering.residual
     allowed = None
     if choice.residual_shape is not None:
@@ -176,8 +203,8 @@ def dot_product_attention(
             Full() if remains is None else remains,
             data,
             attention_mask,
-            _slots(query_slots, query),
-            _slots(key_slots, key),
+            counted(query) if query_slots is None else query_slots,
+            counted(key) if key_slots is None else key_slots,
         )
     if choice.executor == "fused":
         if choice.kernel.skips:
@@ -189,7 +216,6 @@ def dot_product_attention(
             choice.lowering,
             allowed=allowed,
             bias=bias,
-            data=data,
             scale=scale,
             soft_cap=soft_cap,
         )
@@ -215,27 +241,52 @@ def dropout_seed(seed):
     return keras.random.randint((2,), 0, 2**31 - 1, dtype="int32", seed=seed)
 
 
-def _slots(slots, tensor):
-    if slots is not None:
-        return slots
-    length = ops.shape(tensor)[1]
-    if isinstance(length, int):
-        return np.arange(length, dtype="int32")
-    return ops.arange(length, dtype="int32")
+def _bias(bias, positions, key_positions, num_heads):
+    """The bias as an array or as a bound scheme; the other one is None."""
+    if isinstance(bias, keras.layers.Layer):
+        if getattr(bias, "acts_on", None) != "scores":
+            checks.fail(
+                "an array, or a position scheme that acts on scores (`ALiBi`, "
+                "`RelativePositionBias`)",
+                "bias",
+                bias,
+            )
+        bias.bind(num_heads)
+        return None, bias
+    for name, given in (
+        ("positions", positions),
+        ("key_positions", key_positions),
+    ):
+        if given is not None:
+            raise ValueError(
+                f"`{name}` is read by a position scheme alone. Received: "
+                f"bias={bias!r}. Pass a scheme, or leave it out: masks go by "
+                "slots."
+            )
+    return None if bias is None else ops.convert_to_tensor(bias), None
 
 
-def _checked(attention_mask):
+def _of_four_axes(attention_mask):
     """The attention mask as booleans of four axes."""
+    attention_mask = ops.convert_to_tensor(attention_mask)
     if "float" in keras.backend.standardize_dtype(attention_mask.dtype):
         raise ValueError(
             "`attention_mask` must be boolean, True = may attend. Received: "
             f"dtype {attention_mask.dtype}. For numbers that are added to the "
             "scores, 0 where attention is allowed, pass `mask == 0`."
         )
+    rank = len(attention_mask.shape)
+    if rank not in (2, 3, 4):
+        checks.fail(
+            "(query_length, key_length), or that with a batch, or with a "
+            "batch and heads before",
+            "attention_mask.shape",
+            tuple(attention_mask.shape),
+        )
     attention_mask = ops.cast(attention_mask, "bool")
-    if attention_mask.ndim == 3:
-        attention_mask = attention_mask[:, None]
-    return attention_mask
+    if rank == 2:
+        attention_mask = attention_mask[None]
+    return attention_mask if rank == 4 else attention_mask[:, None]
 
 
 def _allowed(mask, data, attention_mask, query_slots, key_slots):
@@ -246,16 +297,6 @@ def _allowed(mask, data, attention_mask, query_slots, key_slots):
     if attention_mask is None or allowed is None:
         return attention_mask if allowed is None else allowed
     return ops.logical_and(allowed, attention_mask)
-
-
-def check_heads(mask, num_heads):
-    """Requires a mask that differs between heads to have one for each."""
-    if mask.num_heads not in (None, num_heads):
-        raise ValueError(
-            f"`mask` has {mask.num_heads} masks, one a head, which must be as "
-            f"many as there are heads. Received: num_heads={num_heads}, "
-            f"mask={mask!r}."
-        )
 
 
 def _check_shapes(query, key, value):
@@ -275,6 +316,12 @@ def _check_shapes(query, key, value):
             "The heads of `key` and `value` must be equally many and divide "
             f"those of `query`. Received: {query.shape[2]} query, "
             f"{key.shape[2]} key and {value.shape[2]} value heads."
+        )
+    batches = [tensor.shape[0] for tensor in (query, key, value)]
+    if len(set(batches) - {None}) > 1:
+        raise ValueError(
+            "`query`, `key` and `value` must have as many batch rows as each "
+            f"other. Received: {batches}."
         )
     if len({key.shape[1], value.shape[1]} - {None}) > 1:
         raise ValueError(

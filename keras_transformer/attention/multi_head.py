@@ -1,7 +1,6 @@
 """Multi-head attention: grouped, multi-query, self and cross in one layer."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_transformer import positions as position_schemes
@@ -19,19 +18,22 @@ from keras_transformer._internal.serialization import (
 from keras_transformer._internal.sublayers import built_dense, built_norm, run
 from keras_transformer.attention import cache as caches
 from keras_transformer.attention import stepwise
-from keras_transformer.attention.choice import IMPLEMENTATIONS
-from keras_transformer.attention.dot_product import (
+from keras_transformer.attention.arguments import (
     check_heads,
-    dot_product_attention,
+    check_read,
+    counted,
+)
+from keras_transformer.attention.choice import IMPLEMENTATIONS
+from keras_transformer.attention.dot_product import dot_product_attention
+from keras_transformer.attention.keys import (
+    acts_on,
+    empty_cache,
+    extended,
+    grow_with,
+    running_lengths,
 )
 from keras_transformer.attention.recording import note_caller
 from keras_transformer.masks import Causal, Full, Mask
-
-# What to do with data that a mask does not read.
-READERS = {
-    "segment_ids": "Add `Documents()` to the mask, or leave them out.",
-    "prefix_length": "Add `Prefix()` to the mask, or leave it out.",
-}
 
 
 @register
@@ -151,12 +153,9 @@ class MultiHeadAttention(keras.layers.Layer):
         checks.positive(scale=scale, optional=True)
         checks.positive(soft_cap=soft_cap, optional=True)
         checks.one_of(IMPLEMENTATIONS, implementation=implementation)
-        for name, value in (
-            ("use_bias", use_bias),
-            ("use_sinks", use_sinks),
-            ("use_gate", use_gate),
-        ):
-            checks.boolean(**{name: value})
+        checks.boolean(use_bias=use_bias)
+        checks.boolean(use_sinks=use_sinks)
+        checks.boolean(use_gate=use_gate)
         # The layer casts its inputs itself, so that `layer(x, x)` still finds
         # the same tensor twice.
         super().__init__(autocast=False, **kwargs)
@@ -296,8 +295,12 @@ class MultiHeadAttention(keras.layers.Layer):
         training=None,
     ):
         rule = self.mask & Causal() if use_causal_mask else self.mask
-        self._check_read(
-            rule, segment_ids=segment_ids, prefix_length=prefix_length
+        check_read(
+            rule,
+            f"layer {self.name!r}",
+            segment_ids=segment_ids,
+            key_segment_ids=key_segment_ids,
+            prefix_length=prefix_length,
         )
         for name, given in (
             ("positions", positions),
@@ -323,16 +326,12 @@ class MultiHeadAttention(keras.layers.Layer):
         value = query if value is None else value
         key = value if key is None else key
         is_growing = scope is not None and (
-            is_self or _grows(scope, value, query)
+            is_self or grow_with(query, value, scope)
         )
         if positions is None:
-            positions = _counted(query) if scope is None else scope.slots
+            positions = counted(query) if scope is None else scope.slots
         if key_positions is None:
-            key_positions = (
-                positions if is_self or is_growing else _counted(key)
-            )
-        if key_segment_ids is None and is_self:
-            key_segment_ids = segment_ids
+            key_positions = positions if is_self or is_growing else counted(key)
 
         queries = self._heads("query", query)
         if scope is not None and not is_self and scope.is_static(value):
@@ -350,17 +349,27 @@ class MultiHeadAttention(keras.layers.Layer):
                     "current tokens only and cannot be used in cached "
                     "decoding. Express it by `mask=` or `padding_mask`."
                 )
-            keys = self._extended(
-                scope, keys, rule, padding, key_positions, key_segment_ids
+            if key_segment_ids is None:
+                key_segment_ids = segment_ids
+            keys = extended(
+                scope,
+                self,
+                keys,
+                rule,
+                padding,
+                key_positions,
+                key_segment_ids,
             )
             padding = None
             key_positions = keys.get("positions")
             key_segment_ids = keys.get("segment_ids")
         keys_rotated = keys["key"]
-        if _acts_on(self.position, "query_key"):
+        if acts_on(self.position, "query_key"):
             lengths = None
             if self.position.depends_on_length:
-                lengths = _lengths(key_positions, padding, keys.get("slots"))
+                lengths = running_lengths(
+                    key_positions, padding, keys.get("slots")
+                )
                 keys_rotated = run(
                     self.position,
                     keys_rotated,
@@ -370,7 +379,7 @@ class MultiHeadAttention(keras.layers.Layer):
             queries = run(
                 self.position, queries, positions=positions, lengths=lengths
             )
-        biased = _acts_on(self.position, "scores")
+        biased = acts_on(self.position, "scores")
         note_caller(self)
         outputs = dot_product_attention(
             queries,
@@ -424,21 +433,9 @@ class MultiHeadAttention(keras.layers.Layer):
             )
         checks.positive_int(batch_size=batch_size)
         checks.positive_int(length=length)
-        size = length
-        if self.mask.lookback is not None:
-            size = min(length, self.mask.lookback + 1)
-        parts = {
-            "key": (self._head_shapes["key"], self.compute_dtype),
-            "value": (self._head_shapes["value"], self.compute_dtype),
-            "slots": ((), "int32"),
-        }
-        if self._keeps_positions:
-            parts["positions"] = ((), "int32")
-        if "segment_ids" in self.mask.data_names:
-            parts["segment_ids"] = ((), "int32")
         return stepwise.new_cache(
             batch_size,
-            {f"{self.path}#0": caches.empty(batch_size, size, parts)},
+            {f"{self.path}#0": empty_cache(self, batch_size, length)},
         )
 
     def call_with_cache(self, inputs, cache: dict, *, lengths=None, **kwargs):
@@ -503,22 +500,6 @@ class MultiHeadAttention(keras.layers.Layer):
             **dtype_config(self),
         }
 
-    def _check_read(self, rule, **data):
-        for name, value in data.items():
-            if value is not None and name not in rule.data_names:
-                raise ValueError(
-                    f"`{name}` is read by no rule of layer {self.name!r}. "
-                    f"Received: mask={rule!r}. {READERS[name]}"
-                )
-
-    @property
-    def _keeps_positions(self):
-        """Whether cached keys are read together with their positions."""
-        return _acts_on(self.position, "scores") or (
-            _acts_on(self.position, "query_key")
-            and self.position.depends_on_length
-        )
-
     def _heads(self, name, inputs):
         """Projects and splits: (batch, length, heads, dim)."""
         inputs = ops.cast(inputs, self.compute_dtype)
@@ -535,49 +516,8 @@ class MultiHeadAttention(keras.layers.Layer):
     def _keys(self, key, value, positions):
         keys = self._heads("key", key)
         if (
-            _acts_on(self.position, "query_key")
+            acts_on(self.position, "query_key")
             and not self.position.depends_on_length
         ):
             keys = run(self.position, keys, positions=positions)
         return {"key": keys, "value": self._heads("value", value)}
-
-    def _extended(self, scope, keys, rule, padding, positions, segment_ids):
-        """The keys of this piece and, from the cache, those before it."""
-        scope.watch(self, rule)
-        shape = ops.shape(scope.slots)
-        slots = scope.slots
-        if padding is not None:
-            slots = ops.where(padding, slots, -1)
-        keys["slots"] = slots
-        if self._keeps_positions:
-            keys["positions"] = ops.broadcast_to(positions, shape)
-        if "segment_ids" in rule.data_names and segment_ids is not None:
-            keys["segment_ids"] = ops.cast(segment_ids, "int32")
-        return caches.extend(scope, self, keys, rule.lookback)
-
-
-def _acts_on(position, place):
-    return position is not None and position.acts_on == place
-
-
-def _counted(tensor):
-    """Slots from 0, as NumPy where the length is known."""
-    length = ops.shape(tensor)[1]
-    if isinstance(length, int):
-        return np.arange(length, dtype="int32")
-    return ops.arange(length, dtype="int32")
-
-
-def _grows(scope, value, query):
-    """Whether another sequence than the queries grows with the decoding."""
-    return not scope.is_static(value) and value.shape[1] == query.shape[1]
-
-
-def _lengths(positions, padding, slots):
-    """Running length of each row: the last real position plus one."""
-    if slots is not None:
-        padding = slots >= 0
-    if padding is None:
-        return None
-    real = ops.where(padding, positions, -1)
-    return ops.max(real, axis=1) + 1

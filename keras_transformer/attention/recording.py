@@ -104,7 +104,10 @@ def left_out(call: Call):
 def _check_data(call, data):
     """Raises what the mask raises for data that is missing or misshapen."""
     lengths = call.query_length, call.key_length
-    if not call.mask.data_names or None in lengths or call.has_slots:
+    if None in lengths or call.has_slots:
+        return
+    data.check_lengths(*lengths)
+    if not call.mask.data_names:
         return
     slots = [ops.arange(length, dtype="int32") for length in lengths]
     # As tensors: in a trace this computes nothing.

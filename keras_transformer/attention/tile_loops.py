@@ -13,7 +13,11 @@ References: [Milakov and Gimelshein, 2018](https://arxiv.org/abs/1805.02867);
 from keras import ops
 
 from keras_transformer._internal.backends import backend
-from keras_transformer.attention.tiling import BATCH_DATA
+from keras_transformer.attention.tiling import (
+    BATCH_DATA,
+    dropout_factors,
+    dropout_streams,
+)
 
 # Below any score, and finite, so that differences of two of them are.
 _LOWEST = -1e30
@@ -172,8 +176,8 @@ class _Walk:
             weights = ops.where(tile.allowed, weights, 0.0)
         shrink = ops.exp(highest - new_highest)
         total = total * shrink + ops.sum(weights, axis=-1)
-        if tile.dropped is not None:
-            weights = self._dropped(tile, weights)
+        if tile.dropout is not None:
+            weights = weights * tile.dropout
         output = output * shrink[..., None] + self._times(weights, tile.value)
         return output, new_highest, total
 
@@ -187,9 +191,9 @@ class _Walk:
             attention = ops.where(tile.allowed, attention, 0.0)
         change = self._products(gradient, tile.value)
         kept = attention
-        if tile.dropped is not None:
-            kept = self._dropped(tile, attention)
-            change = self._dropped(tile, change)
+        if tile.dropout is not None:
+            kept = attention * tile.dropout
+            change = change * tile.dropout
         value_gradient = tile.add(
             value_gradient, self._transposed_times(kept, gradient)
         )
@@ -230,10 +234,6 @@ class _Walk:
         bias = self.tiling.bias_of(weights, *tile.positions)
         shape = (self.rows, self.heads, *ops.shape(bias)[-2:])
         return ops.broadcast_to(bias, shape)
-
-    def _dropped(self, tile, weights):
-        rate = self.tiling.dropout
-        return ops.where(tile.dropped, 0.0, weights * (1.0 / (1.0 - rate)))
 
     def _with_sinks(self, output, highest, total):
         if "sinks" not in self.tensors:
@@ -349,17 +349,15 @@ class _Tile:
                     tensors["prefix_length"], (first,), (rows,)
                 )
             self.allowed = tiling.allowed(query_slots, key_slots, values)
-        self.dropped = None
+        self.dropout = None
         if tiling.dropout:
-            self.dropped = ops.logical_not(
-                tiling.kept(
-                    tensors["seed"],
-                    first + ops.arange(rows, dtype="int32"),
-                    walk.heads,
-                    query_slots,
-                    key_slots,
-                )
+            streams = dropout_streams(
+                tensors["seed"],
+                first + ops.arange(rows, dtype="int32"),
+                walk.heads,
+                query_slots,
             )
+            self.dropout = dropout_factors(tiling.dropout, streams, key_slots)
 
     def add(self, total, part):
         """Adds to the keys' places in (loops, rows, groups, key, dim)."""

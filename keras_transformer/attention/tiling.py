@@ -11,7 +11,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_transformer._internal.hashing import random_bits, stream_keys
+from keras_transformer._internal.backends import backend
+from keras_transformer._internal.hashing import stream_keys
 from keras_transformer._internal.sublayers import run
 from keras_transformer.masks import Mask, MaskData
 from keras_transformer.masks.arrays import is_static
@@ -69,8 +70,8 @@ class Tiling:
             Booleans that broadcast to (rows, heads, queries, keys).
         """
         if is_static(query_slots, key_slots) and not data:
-            small = len(query_slots) * len(key_slots) <= _REMEMBERED
-            if small:
+            pairs = len(query_slots) * len(key_slots)
+            if pairs * (self.mask.num_heads or 1) <= _REMEMBERED:
                 return _allowed_of_slots(
                     self.mask,
                     (int(query_slots[0]), len(query_slots)),
@@ -98,23 +99,17 @@ class Tiling:
         with keras.StatelessScope(state_mapping=list(pairs)):
             return run(self.bias, query_positions, key_positions)
 
-    def kept(self, seed, rows, num_heads, query_slots, key_slots):
-        """Which weights of a tile dropout keeps.
-
-        Args:
-            seed: int32 `(2,)`.
-            rows: int32 `(rows,)`, the batch rows of the tile.
-            num_heads: How many heads.
-            query_slots: int32 `(queries,)`.
-            key_slots: int32 `(keys,)`.
-
-        Returns:
-            Booleans (rows, heads, queries, keys), a function of the seed, the
-            batch row, the head and the two slots alone.
-        """
-        return dropout_kept(
-            self.dropout, seed, rows, num_heads, query_slots, key_slots
+    def dropout_streams(self, seed, batch, num_heads):
+        """`dropout_streams` of all queries of `batch` rows."""
+        rows, slots = (
+            ops.arange(size, dtype="int32")
+            for size in (batch, self.query_length)
         )
+        return dropout_streams(seed, rows, num_heads, slots)
+
+    def dropout_factors(self, streams, key_slots):
+        """`dropout_factors` at the rate of this attention."""
+        return dropout_factors(self.dropout, streams, key_slots)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -127,19 +122,41 @@ def _allowed_of_slots(mask, queries, keys):
     )
 
 
-def dropout_kept(rate, seed, rows, num_heads, query_slots, key_slots):
-    """Which weights dropout keeps, by a hash of all that tells them apart.
+def dropout_streams(seed, rows, num_heads, query_slots):
+    """What the dropout of each query's weights depends on, but for the keys.
 
     Args:
-        rate: The rate that is dropped.
-        seed, rows, num_heads, query_slots, key_slots: As in `Tiling.kept`.
+        seed: int32 `(2,)`.
+        rows: int32 `(rows,)`, the batch rows.
+        num_heads: How many heads.
+        query_slots: int32 `(queries,)`.
 
     Returns:
-        Booleans (rows, heads, queries, keys).
+        Two int32 tensors (rows, heads, queries).
     """
     heads = ops.arange(num_heads, dtype="int32")[:, None]
-    stride, offset = stream_keys(
+    return stream_keys(
         seed[0], seed[1], rows[:, None, None], heads, query_slots
     )
-    bits = random_bits(stride[..., None], offset[..., None], key_slots)
-    return bits >= int(rate * 2**32) - 2**31
+
+
+def dropout_factors(rate, streams, key_slots):
+    """What dropout multiplies each weight by: 0, or 1 / (1 - rate).
+
+    It is a function of the seed, the batch row, the head and the two slots
+    alone: the same in every executor, forward and backward.
+
+    Args:
+        rate: The rate that is dropped, rounded to a multiple of 2**-16.
+        streams: What `dropout_streams` returned.
+        key_slots: int32 `(keys,)`, pairs of an even slot and the next one;
+            the last may miss its second.
+
+    Returns:
+        Float32 (rows, heads, queries, keys).
+    """
+    halves = backend.random_halves(*streams, key_slots)
+    # Every rate above 0 drops some, and every rate below 1 keeps some.
+    threshold = min(max(round(rate * 2**16), 1), 2**16 - 1)
+    factor, zero = np.float32(1 / (1 - rate)), np.float32(0)
+    return ops.where(halves >= threshold - 2**15, factor, zero)

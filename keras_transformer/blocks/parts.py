@@ -17,7 +17,7 @@ from keras_transformer._internal.serialization import (
 )
 from keras_transformer._internal.sublayers import built_norm, run
 from keras_transformer.attention import MultiHeadAttention
-from keras_transformer.attention.multi_head import READERS
+from keras_transformer.attention.arguments import fail_unread
 from keras_transformer.blocks.residual import PLACEMENTS, ResidualBranch
 from keras_transformer.feed_forward import FeedForward, GatedFeedForward
 from keras_transformer.masks import Mask
@@ -295,10 +295,7 @@ def mask_data(block, attentions, **data) -> list:
         parts.append({k: v for k, v in given.items() if k in names})
     for name in given:
         if not any(name in part for part in parts):
-            raise ValueError(
-                f"`{name}` is read by no mask of block {block.name!r}. "
-                f"Received: mask={block.mask!r}. {READERS[name]}"
-            )
+            fail_unread(name, block.mask, f"block {block.name!r}")
     return parts
 
 

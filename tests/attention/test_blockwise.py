@@ -16,6 +16,7 @@ from keras_transformer import (
     PerHead,
     Prefix,
     RelativePositionBias,
+    RoPE,
     SlidingWindow,
     Strided,
     dot_product_attention,
@@ -217,8 +218,9 @@ def test_any_mask_gives_what_its_rules_say(tree, seed):
     case = Case(seed, QUERY_LENGTH, KEY_LENGTH, plain=True)
     arrays = inputs()
     expected, _ = attention(**arrays, allowed=case.expected(meaning))
+    data = case.arrays_for(mask)
     outputs = dot_product_attention(
-        **arrays, mask=mask, **case.arrays, implementation="blockwise"
+        **arrays, mask=mask, **data, implementation="blockwise"
     )
     assert_close(outputs, expected)
 
@@ -247,6 +249,19 @@ def test_half_precision_only_rounds_what_goes_in_and_out(dtype):
     assert_close(outputs, expected, dtype, scale=0.3)
 
 
+def test_scores_that_overflow_are_masked_like_others():
+    arrays = inputs()
+    arrays["key"][:, QUERY_LENGTH:] = 1e30
+    arrays["query"] = 1e30 * np.sign(arrays["query"])
+    arrays["key"][:, :QUERY_LENGTH] = 0.0
+    outputs = dot_product_attention(
+        **arrays, mask=Causal(), implementation="blockwise"
+    )
+    allowed = allowed_by(Causal(), {})
+    arrays["key"][:] = 0.0
+    assert_close(outputs, attention(**arrays, allowed=allowed)[0])
+
+
 def test_huge_scores_stay_finite():
     arrays = inputs()
     arrays["query"] = arrays["query"] * 1e4
@@ -265,6 +280,15 @@ def test_short_sequences_are_a_tile_of_their_own(length):
     )
     allowed = np.tri(length, dtype=bool)
     assert_close(outputs, attention(**arrays, allowed=allowed)[0])
+
+
+def test_a_scheme_that_is_not_built_gets_its_weights():
+    layer = RelativePositionBias(8, 20, initializer="random_normal")
+    call = {**inputs(), "mask": Causal(), "bias": layer}
+    blockwise = dot_product_attention(**call, implementation="blockwise")
+    assert len(layer.weights) == 1
+    dense = dot_product_attention(**call, implementation="dense")
+    assert_close(blockwise, to_numpy(dense))
 
 
 def test_positions_move_a_bias_and_not_the_mask():
@@ -295,26 +319,39 @@ def test_dropout_is_a_function_of_its_seed():
     assert not np.allclose(first, other)
 
 
-def test_dropout_drops_its_rate_and_keeps_the_mean():
+def test_dropout_drops_its_rate_and_differs_by_row_head_and_seed():
     length, rate = 64, 0.3
     query = np.zeros((2, length, 2, 2), "float32")
     value = np.tile(
         np.eye(length, dtype="float32")[None, :, None], (2, 1, 2, 1)
     )
-    kept = dot_product_attention(
-        query,
-        query,
-        value,
-        dropout=rate,
-        seed=3,
-        implementation="blockwise",
+    kept = np.stack(
+        [
+            to_numpy(
+                dot_product_attention(
+                    query,
+                    query,
+                    value,
+                    dropout=rate,
+                    seed=seed,
+                    implementation="blockwise",
+                )
+            )
+            for seed in (3, 4)
+        ]
     )
     # Each weight is 1 / length, so that the outputs are the weights.
-    kept = to_numpy(kept) * length * (1 - rate)
+    kept *= length * (1 - rate)
     assert set(np.unique(kept.round(4))) == {0.0, 1.0}
-    count = kept.size
-    spread = (rate * (1 - rate) / count) ** 0.5
+    spread = (rate * (1 - rate) / kept.size) ** 0.5
     assert abs((kept < 0.5).mean() - rate) < 4 * spread
+    # (seed, row, head): any two agree as often as chance has it.
+    patterns = kept.transpose(0, 1, 3, 2, 4).reshape(8, -1) > 0.5
+    chance = rate**2 + (1 - rate) ** 2
+    spread = (chance * (1 - chance) / patterns.shape[1]) ** 0.5
+    for index, pattern in enumerate(patterns):
+        for other in patterns[:index]:
+            assert abs((pattern == other).mean() - chance) < 5 * spread
 
 
 @pytest.mark.parametrize(
@@ -346,6 +383,13 @@ def test_what_blocks_cannot_do_is_refused(arguments, reason):
 @pytest.mark.parametrize(
     ("mask", "data", "message"),
     [
+        (Causal(), {"segment_ids": DATA["segment_ids"]}, "Add `Documents"),
+        (Causal(), {"prefix_length": 3}, "Add `Prefix"),
+        (Causal(), {"positions": SLOTS_Q}, "`positions` is read by"),
+        (Causal(), {"bias": RoPE()}, "`bias` must be an array, or a"),
+        (Causal(), {"sinks": np.ones(1, "float32")}, "`sinks.shape` must be"),
+        (Causal(), {"soft_cap": 0.0}, "`soft_cap` must be"),
+        (Causal(), {"dropout": 1.0}, "`dropout` must be"),
         (Documents(), {}, "`segment_ids` must be given"),
         (Prefix(), {}, "`prefix_length` must be given"),
         (Full(), {"padding_mask": np.ones((BATCH, 5), bool)}, "one entry for"),

@@ -97,6 +97,10 @@ CASES = {
         {"attention_mask": PAIRS, "mask": Causal()},
         {"allowed": PAIRS[:, None] & CAUSAL},
     ),
+    "attention mask of two axes": (
+        {"attention_mask": PAIRS[0].tolist(), "mask": Causal()},
+        {"allowed": PAIRS[0] & CAUSAL},
+    ),
     "attention mask of four axes": (
         {"attention_mask": PAIRS_OF_HEADS},
         {"allowed": PAIRS_OF_HEADS},
@@ -179,14 +183,20 @@ def test_query_heads_read_the_key_head_of_their_group(groups):
     assert_close(scores, weights)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "dense"])
 @pytest.mark.parametrize(
-    "case",
+    ("case", "implementation"),
     [
-        "causal mask",
-        "causal mask and padding",
-        "bias of three axes, padding",
-        "everything",
+        (case, implementation)
+        for case in (
+            "causal mask",
+            "causal mask and padding",
+            "soft cap",
+            "bias of three axes, padding",
+            "everything",
+        )
+        for implementation in ("auto", "dense", "blockwise")
+        # It evaluates biases tile by tile and takes no arrays.
+        if implementation != "blockwise" or "bias" not in CASES[case][0]
     ],
 )
 def test_gradients_match_the_formula(case, implementation):
@@ -435,6 +445,7 @@ def test_a_causal_kernel_is_not_taken_for_keys_of_another_length():
         ({"value": (3, 7, 4, 8)}, "equally many and divide"),
         ({"query": (3, 5, 3, 6)}, "3 query, 2 key and 2 value heads"),
         ({"value": (3, 6, 2, 8)}, "`key` and `value` must have the same leng"),
+        ({"query": (1, 5, 4, 6)}, r"as many batch rows.*\[1, 3, 3\]"),
     ],
 )
 def test_shapes_that_do_not_fit_are_rejected(changes, message):
@@ -464,6 +475,13 @@ def tensors(values, dtype="float32"):
 
 def as_float(tensor):
     return to_numpy(ops.cast(tensor, "float32"))
+
+
+def test_an_attention_mask_of_five_axes_is_rejected():
+    with pytest.raises(ValueError, match=r"`attention_mask\.shape` must"):
+        dot_product_attention(
+            **tensors(arrays()), attention_mask=PAIRS[None, None]
+        )
 
 
 def test_refuses_an_additive_attention_mask():

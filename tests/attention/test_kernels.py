@@ -58,7 +58,6 @@ def call_of(mask=None, **changes):
         "query_length": 256,
         "key_length": 256,
         "num_heads": NUM_HEADS,
-        "num_groups": NUM_KEY_VALUE_HEADS,
         "key_dim": 64,
         "value_dim": 64,
         "dtype": "bfloat16",
@@ -103,7 +102,6 @@ def run(name, inputs, mask, data, **options):
         *(ops.convert_to_tensor(x) for x in inputs.values()),
         lowering,
         allowed=allowed,
-        data=data,
         **options,
     )
 

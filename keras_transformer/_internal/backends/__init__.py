@@ -3,9 +3,10 @@
 `backend` is the module for the backend that Keras runs on. The modules have
 the same names: `KERNELS` (and `NO_KERNELS`, the reason, where there are none),
 `device_of`, `is_concrete`, `current_trace`, `traced`, `with_gradient`,
-`TILE_SIZES`, `prefers_single_rows`, `write_token`, `compiled`, `for_one_run`,
-`while_loop`, `TAKES_WEIGHTS`, `RUNS_STEP_BY_STEP` and `no_gradients`. Where
-loops are compiled there is `pulled_back`, elsewhere `attention_by_rows`.
+`random_halves`, `BLOCKS_FROM`, `TILE_SIZES`, `write_token`, `compiled`,
+`for_one_run`, `while_loop`, `TAKES_WEIGHTS`, `RUNS_STEP_BY_STEP` and
+`no_gradients`. Where loops are compiled there is `pulled_back`, elsewhere
+`attention_by_rows`.
 """
 
 import importlib

@@ -5,12 +5,14 @@ import contextlib
 import jax
 import jax.extend
 
+from keras_transformer._internal import hashing
 from keras_transformer._internal.backends import jax_kernels
 
 
 def device_of(tensor):
-    """Where the tensor is: "cpu", "gpu" or "tpu"."""
-    del tensor
+    """Where the tensor is, or is to be: "cpu", "gpu" or "tpu"."""
+    if is_concrete(tensor):
+        return next(iter(tensor.devices())).platform
     return jax.default_backend()
 
 
@@ -68,17 +70,12 @@ def pulled_back(function, tensors, gradient):
     return jax.vjp(function, *tensors)[1](gradient)
 
 
+random_halves = hashing.random_halves
+
+# Pairs of slots from which on blocks are faster than dense scores.
+BLOCKS_FROM = 1 << 16
 # Sizes of tiles of attention, and what a pair of slots in one costs.
 TILE_SIZES = {(256, 512): 1.0, (256, 256): 1.05, (128, 128): 1.3}
-
-
-def prefers_single_rows(tensor):
-    """Whether batch rows are better worked on one by one than together.
-
-    A row's tiles fit into a CPU's cache; a GPU wants much to do at once.
-    """
-    del tensor
-    return jax.default_backend() == "cpu"
 
 
 def write_token(cache, new, indices, in_place):

@@ -60,7 +60,6 @@ def cudnn(
     *,
     allowed,
     bias,
-    data,
     scale,
     soft_cap,
     implementation="cudnn",
@@ -70,7 +69,7 @@ def cudnn(
     The kernel adds to the scores of masked keys, so that a query which sees
     no key would see all: its output is replaced by zero.
     """
-    del bias, data, soft_cap
+    del bias, soft_cap
     is_causal, window, rows = lowering.is_causal, None, None
     if lowering.window is not None:
         # The kernel knows windows of causal attention alone.
@@ -128,7 +127,6 @@ def splash(
     *,
     allowed,
     bias,
-    data,
     scale,
     soft_cap,
     interpret=False,
@@ -153,8 +151,8 @@ def splash(
     )
     outputs = jnp.swapaxes(outputs, 1, 2)[..., :value_dim]
     # Without padding, a query is a key of its own document.
-    is_self = data.key_segment_ids is None
-    if ids is None or (data.padding_mask is None and is_self):
+    is_self = allowed.data.key_segment_ids is None
+    if ids is None or (allowed.data.padding_mask is None and is_self):
         return outputs
     rows = _rows_that_see(lowering, ids, query.shape[1], key.shape[1])
     return jnp.where(rows[..., None, None], outputs, 0)

@@ -4,6 +4,8 @@ import contextlib
 
 import tensorflow as tf
 
+from keras_transformer._internal import hashing
+
 KERNELS = ()
 NO_KERNELS = "TensorFlow has no fused attention kernel"
 
@@ -78,17 +80,12 @@ def pulled_back(function, tensors, gradient):
     )
 
 
+random_halves = hashing.random_halves
+
+# Pairs of slots from which on blocks are faster than dense scores.
+BLOCKS_FROM = 1 << 16
 # Sizes of tiles of attention, and what a pair of slots in one costs.
 TILE_SIZES = {(256, 512): 1.0, (256, 256): 1.05, (128, 128): 1.3}
-
-
-def prefers_single_rows(tensor):
-    """Whether batch rows are better worked on one by one than together.
-
-    A row's tiles fit into a CPU's cache; a GPU wants much to do at once.
-    """
-    del tensor
-    return not tf.config.list_physical_devices("GPU")
 
 
 def write_token(cache, new, indices, in_place):

@@ -3,9 +3,13 @@
 import keras
 import torch
 from torch.nn import functional
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from keras_transformer._internal.backends import torch_flex, torch_rows
+from keras_transformer._internal.backends import (
+    torch_flex,
+    torch_gradient,
+    torch_hashing,
+    torch_rows,
+)
 from keras_transformer._internal.kernels import Kernel
 
 
@@ -27,13 +31,13 @@ def _sdpa_refusal(call, lowering):
     return None
 
 
-def _sdpa(query, key, value, lowering, *, allowed, bias, data, scale, soft_cap):
+def _sdpa(query, key, value, lowering, *, allowed, bias, scale, soft_cap):
     """Attention by `scaled_dot_product_attention`.
 
     Its answer for a query that sees no key depends on the kernel, so such a
     query is let see everything and its output is then replaced by zero.
     """
-    del data, soft_cap
+    del soft_cap
     mask = rows = None
     if allowed is not None:
         mask = torch.as_tensor(allowed, device=query.device)
@@ -116,53 +120,14 @@ def traced(function, *specs):
             call(device)
 
 
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(context, forward, backward, *tensors):
-        output, saved = forward(*tensors)
-        leaves, context.structure = tree_flatten(saved)
-        context.save_for_backward(*leaves)
-        context.backward_function = backward
-        return output
+attention_by_rows = torch_rows.attention_by_rows
+random_halves = torch_hashing.random_halves
+with_gradient = torch_gradient.with_gradient
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(context, gradient):
-        saved = tree_unflatten(context.saved_tensors, context.structure)
-        return None, None, *context.backward_function(saved, gradient)
-
-
-def with_gradient(forward, backward, *tensors):
-    """The outputs of `forward(*tensors)`, with a gradient of its own.
-
-    Args:
-        forward: Takes the tensors; returns the output and what `backward`
-            needs, any structure of tensors.
-        backward: Takes the second of these and the gradient of the output;
-            returns one gradient for each tensor, None where there is none.
-        *tensors: All tensors that the two functions read: a gradient with
-            respect to one that is closed over would be lost.
-    """
-    return _WithGradient.apply(forward, backward, *tensors)
-
-
-def attention_by_rows(tiling, table, tensors, one_row_at_a_time):
-    """Blockwise attention; see `torch_rows`."""
-    return torch_rows.attention_by_rows(
-        with_gradient, tiling, table, tensors, one_row_at_a_time
-    )
-
-
+# Pairs of slots from which on blocks are faster than dense scores.
+BLOCKS_FROM = 1 << 18
 # Sizes of tiles of attention, and what a pair of slots in one costs.
 TILE_SIZES = {(256, 256): 1.0, (128, 128): 1.05, (64, 64): 1.2}
-
-
-def prefers_single_rows(tensor):
-    """Whether batch rows are better worked on one by one than together.
-
-    A row's tiles fit into a CPU's cache; a GPU wants much to do at once.
-    """
-    return tensor.device.type == "cpu"
 
 
 def write_token(cache, new, indices, in_place):

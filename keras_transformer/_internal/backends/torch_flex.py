@@ -12,6 +12,7 @@ BLOCK_SIZE = 128
 _NARROWEST = 16
 
 
+@functools.cache
 def has_cuda():
     """Whether there is a GPU for which kernels can be compiled."""
     triton = importlib.util.find_spec("triton")
@@ -40,9 +41,7 @@ def refusal(call, lowering):
     return None
 
 
-def attention(
-    query, key, value, lowering, *, allowed, bias, data, scale, soft_cap
-):
+def attention(query, key, value, lowering, *, allowed, bias, scale, soft_cap):
     """Attention by `flex_attention`, compiled on a GPU.
 
     It gives a query that sees no key exactly 0, with gradient 0.
@@ -55,14 +54,13 @@ def attention(
         allowed: The `Pairs` of the whole mask.
         bias: None, or the bias of distance 1, (heads,), with the positions of
             queries and keys, (length,) or (batch, length).
-        data: Not read.
         scale: Factor on the scores.
         soft_cap: None or `c`: scores become `c * tanh(scores / c)`.
 
     Returns:
         (batch, query_length, heads, value_dim).
     """
-    del lowering, data
+    del lowering
     batch, device = query.shape[0], query.device
     arrays = {
         # Copied: PyTorch shares no array that must not be written.

@@ -10,17 +10,18 @@ import dataclasses
 import numpy as np
 import torch
 
+from keras_transformer._internal.backends.torch_gradient import with_gradient
+
 # Scores held at once; blocks of queries that need more are cut.
 _MOST_SCORES = 1 << 26
-# Added to the scores of masked pairs: finite, and above all rounding.
+# The score of masked pairs: finite, and far below all others.
 _MASKED = -1e30
 
 
-def attention_by_rows(with_gradient, tiling, table, tensors, one_row_at_a_time):
+def attention_by_rows(tiling, table, tensors, one_row_at_a_time):
     """Attention, a block of queries after the other.
 
     Args:
-        with_gradient: The function of the backend.
         tiling: The `Tiling`.
         table: The `TileTable`, in NumPy.
         tensors: By name: `query` (batch, heads, query, key_dim), `key`
@@ -73,6 +74,11 @@ class _Walk:
             for name, tensor in tensors.items()
             if name.startswith("bias_")
         ]
+        if tiling.dropout:
+            streams = tiling.dropout_streams(
+                tensors["seed"], self.batch, self.heads
+            )
+            self.streams = [part.flatten(0, 1) for part in streams]
 
     def forward(self):
         """The outputs."""
@@ -80,7 +86,8 @@ class _Walk:
         outputs = self.query.new_zeros(shape)
         for block in self._blocks():
             weights, _, _ = self._weights(block)
-            weights = self._dropped(block, weights)
+            if self.tiling.dropout:
+                weights *= block.dropout()
             output = torch.bmm(self._grouped(weights), block.value)
             outputs[block.heads, block.queries] = self._by_heads(output)
         outputs = outputs.unflatten(0, (self.batch, self.heads))
@@ -98,10 +105,13 @@ class _Walk:
         for block in self._blocks():
             weights, sinks, slope = self._weights(block)
             upstream = self._grouped(gradient[block.heads, block.queries])
-            kept = self._grouped(self._dropped(block, weights))
-            block.add(value_gradient, kept.mT, upstream)
             change = self._by_heads(torch.bmm(upstream, block.value.mT))
-            change = self._dropped(block, change)
+            attended = weights
+            if self.tiling.dropout:
+                factors = block.dropout()
+                change *= factors
+                attended = factors.mul_(weights)
+            block.add(value_gradient, self._grouped(attended).mT, upstream)
             if sinks is not None:
                 products = (change * weights).sum(-1, keepdim=True)
                 sink_gradient -= self._per_head(sinks * products)
@@ -149,9 +159,10 @@ class _Walk:
         # A full tile shows its keys to every query.
         visible = None if block.place.has_full else False
         for places, allowed in block.masks():
-            masked = torch.where(allowed, 0.0, _MASKED)
             part = scores.unflatten(0, (self.rows, self.heads))[..., places]
-            part += masked
+            # Faster than filling, and as right where scores overflow.
+            ceiling = torch.where(allowed, torch.inf, _MASKED)
+            torch.minimum(part, ceiling, out=part)
             if visible is not None:
                 visible = allowed.any(-1, keepdim=True) | visible
         if "sinks" in self.tensors:
@@ -180,12 +191,6 @@ class _Walk:
         for total, part in zip(weight_gradients, parts, strict=True):
             if part is not None:
                 total += part
-
-    def _dropped(self, block, weights):
-        rate = self.tiling.dropout
-        if not rate:
-            return weights
-        return torch.where(block.kept(), weights / (1 - rate), 0.0)
 
     def _per_head(self, values):
         return values.view(self.rows, self.heads, -1).sum((0, 2))
@@ -280,18 +285,20 @@ class _Block:
             )
             yield places, torch.as_tensor(allowed, device=walk.query.device)
 
-    def kept(self):
-        """Which weights dropout keeps."""
+    def dropout(self):
+        """What dropout multiplies each weight by."""
         walk = self._walk
-        slots = [self._counted(keys) for keys, _ in self.place.kept]
-        kept = walk.tiling.kept(
-            walk.tensors["seed"],
-            self._counted(self._rows),
-            walk.heads,
-            self._counted(self.queries),
-            torch.cat(slots),
-        )
-        return kept.flatten(0, 1)
+        slots = [
+            torch.arange(
+                keys.start,
+                keys.stop,
+                dtype=torch.int32,
+                device=walk.query.device,
+            )
+            for keys, _ in self.place.kept
+        ]
+        streams = [part[self.heads, self.queries] for part in walk.streams]
+        return walk.tiling.dropout_factors(streams, torch.cat(slots))
 
     def positions(self):
         """The positions of the queries and of the keys."""
@@ -311,14 +318,6 @@ class _Block:
     def _of_keys(self, tensor):
         parts = [tensor[self._groups, keys] for keys, _ in self.place.kept]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def _counted(self, part):
-        return torch.arange(
-            part.start,
-            part.stop,
-            dtype=torch.int32,
-            device=self._walk.query.device,
-        )
 
 
 def _times(first_row, rows, per_row):
