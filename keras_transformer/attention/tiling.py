@@ -158,5 +158,7 @@ def dropout_factors(rate, streams, key_slots):
     halves = backend.random_halves(*streams, key_slots)
     # Every rate above 0 drops some, and every rate below 1 keeps some.
     threshold = min(max(round(rate * 2**16), 1), 2**16 - 1)
-    factor, zero = np.float32(1 / (1 - rate)), np.float32(0)
+    # Of the rounded rate, so that the mean stays what it was.
+    factor = np.float32(2**16 / (2**16 - threshold))
+    zero = np.float32(0)
     return ops.where(halves >= threshold - 2**15, factor, zero)
