@@ -363,6 +363,16 @@ def test_dropout_acts_on_weights_keeps_their_mean_and_follows_its_seed():
     assert_close(outputs(1, 0.0), np.ones_like(outputs(1)))
 
 
+@pytest.mark.parametrize(("rate", "dropped"), [(1e-6, 1), (0.9999999, 65535)])
+def test_dropout_scales_by_the_rate_that_16_bits_can_hold(rate, dropped):
+    query = np.zeros((1, 300, 2, 4), "float32")
+    value = np.ones((1, 300, 2, 1), "float32")
+    outputs = dot_product_attention(query, query, value, dropout=rate, seed=1)
+    kept = to_numpy(outputs) * 300 * (2**16 - dropped) / 2**16
+    np.testing.assert_allclose(kept, kept.round(), atol=1e-3)
+    assert kept.any()
+
+
 def test_scores_are_those_before_dropout():
     _, expected = attention(**arrays())
     _, scores = dot_product_attention(
