@@ -4,6 +4,7 @@ Slots that are plain NumPy arrays make a mask a constant; as soon as one part
 is a tensor of the backend, all of it is.
 """
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -40,6 +41,17 @@ def as_type(value, dtype: str):
     if is_static(value):
         return value.astype(dtype, copy=False)
     return ops.cast(value, dtype)
+
+
+def integers(name: str, value):
+    """The array or tensor, which must hold integers."""
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    if "int" not in dtype:
+        raise ValueError(
+            f"`{name}` must hold integers. Received: {name} of dtype {dtype}. "
+            'Pass int32; a `keras.Input` of it takes `dtype="int32"`.'
+        )
+    return value
 
 
 def on_host(value):

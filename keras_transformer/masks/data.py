@@ -4,7 +4,12 @@ import dataclasses
 
 import numpy as np
 
-from keras_transformer.masks.arrays import as_type, is_static, on_host
+from keras_transformer.masks.arrays import (
+    as_type,
+    integers,
+    is_static,
+    on_host,
+)
 
 _RANKS = {
     "padding_mask": ((2,), "(batch, key length)"),
@@ -51,7 +56,9 @@ class MaskData:
                     f"`{name}` must be of shape {expected}. "
                     f"Received: {name} of shape {tuple(value.shape)}."
                 )
-            dtype = "bool" if name == "padding_mask" else "int32"
+            dtype = "bool"
+            if name != "padding_mask":
+                dtype, value = "int32", integers(name, value)
             object.__setattr__(self, name, as_type(value, dtype))
 
     def required(self, name: str, rule: str):
@@ -80,6 +87,18 @@ class MaskData:
             query_ids = np.pad(query_ids, ((0, 0), (query_start, 0)))
         arrays["segment_ids"], arrays["key_segment_ids"] = query_ids, key_ids
         return MaskData(**arrays)
+
+    def check_rows(self, batch):
+        """Requires one row, or one for each of the batch, of every array."""
+        for name in _RANKS:
+            shape = getattr(getattr(self, name), "shape", ())
+            if None in (batch, *shape[:1]) or not shape:
+                continue
+            if shape[0] not in (1, batch):
+                raise ValueError(
+                    f"`{name}` must have one row for each of the {batch} of "
+                    f"the batch. Received: {name} of shape {tuple(shape)}."
+                )
 
     def check_lengths(self, query_length, key_length):
         """Requires one entry a slot of all arrays that are given."""

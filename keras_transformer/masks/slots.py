@@ -3,12 +3,12 @@
 import numpy as np
 
 from keras_transformer._internal import checks
-from keras_transformer.masks.arrays import as_type, on_host
+from keras_transformer.masks.arrays import as_type, integers, on_host
 
 
 def expanded(name, slots, axis):
     """Slots `(N,)` or `(B, N)` as `(N, 1)` or `(B, 1, N, 1)`, or along keys."""
-    slots = as_type(on_host(slots), "int32")
+    slots = as_type(integers(name, on_host(slots)), "int32")
     rank = len(slots.shape)
     if rank not in (1, 2):
         raise ValueError(

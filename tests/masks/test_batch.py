@@ -59,7 +59,10 @@ def test_rejects_data_of_another_length():
         Documents().dense(2, 3, segment_ids=[[0, 0]])
     with pytest.raises(ValueError, match=r"`key_segment_ids` .* of the 3"):
         Documents().dense(
-            2, 3, segment_ids=[[0, 0]], key_segment_ids=ops.zeros((1, 2))
+            2,
+            3,
+            segment_ids=[[0, 0]],
+            key_segment_ids=ops.zeros((1, 2), "int32"),
         )
     with pytest.raises(ValueError, match="Pass `key_segment_ids` where"):
         Documents().plan(2, 3, segment_ids=[[0, 0]])
@@ -69,7 +72,7 @@ def test_rejects_data_of_another_length():
     "data",
     [
         {"padding_mask": [True, False]},
-        {"segment_ids": np.zeros((1, 2, 3))},
+        {"segment_ids": np.zeros((1, 2, 3), "int32")},
         {"key_segment_ids": [0]},
         {"prefix_length": [[1]]},
     ],

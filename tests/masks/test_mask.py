@@ -166,7 +166,8 @@ def test_queries_that_do_not_exist_do_no_harm():
     slots = np.array([-1, -7, 0])
     for static in (True, False):
         queries = slots if static else ops.convert_to_tensor(slots)
-        data = MaskData(np.ones((1, 2)), np.zeros((1, 3)), np.zeros((1, 2)), 1)
+        ids = np.zeros((1, 3), "int32")
+        data = MaskData(np.ones((1, 2)), ids, ids[:, :2], 1)
         TREE.evaluate(queries, np.array([0, 2]), data)
 
 
@@ -263,7 +264,7 @@ def test_joins_with_masks_only(other):
 
 def test_rejects_slots_of_another_rank():
     with pytest.raises(ValueError, match=r"`query_slots` must be of shape"):
-        Causal().evaluate(np.zeros((1, 2, 3)), np.arange(3))
+        Causal().evaluate(np.zeros((1, 2, 3), "int32"), np.arange(3))
     with pytest.raises(ValueError, match=r"`key_slots` .* shape \(\)"):
         Causal().evaluate(np.arange(3), 3)
 
