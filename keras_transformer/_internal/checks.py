@@ -4,6 +4,7 @@ Each check takes one keyword argument, whose name is the argument's name, so
 that the message and the code cannot disagree.
 """
 
+import math
 import numbers
 
 
@@ -48,12 +49,12 @@ def non_negative_int(**argument):
 
 
 def positive(optional=False, **argument):
-    """Requires a real number above 0; `optional` also takes None."""
+    """Requires a finite number above 0; `optional` also takes None."""
     ((name, value),) = argument.items()
     if optional and value is None:
         return
-    if not _is_real(value) or not value > 0:
-        fail("a number above 0" + " or None" * optional, name, value)
+    if not _is_real(value) or not 0 < value < math.inf:
+        fail("a finite number above 0" + " or None" * optional, name, value)
 
 
 def rate(**argument):

@@ -366,8 +366,11 @@ def test_a_projection_can_be_adapted_by_lora(tmp_path):
         ({"intermediate_dim": 0}, "`intermediate_dim` must be a positive int"),
         ({"num_heads": "4"}, "`num_heads` must be a positive integer"),
         ({"norm_placement": "last"}, r"`norm_placement` must be one of.*post"),
-        ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon` must be a number ab"),
-        ({"layer_scale": -1.0}, "`layer_scale` must be a number above 0 or"),
+        ({"layer_norm_epsilon": 0}, "`layer_norm_epsilon` must be a finite"),
+        (
+            {"layer_scale": -1.0},
+            "`layer_scale` must be a finite number above 0 or",
+        ),
         ({"use_bias": None}, "`use_bias` must be True or False"),
         ({"attention_bias": 1}, "`attention_bias` must be True or False"),
         ({"dropout": 1.0}, "`dropout` must be a rate"),

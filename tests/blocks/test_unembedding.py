@@ -196,7 +196,7 @@ def test_half_precision_is_near_the_formula(is_tied, dtype):
         ({"embedding": 5}, "must be a PositionalEmbedding or None.*kernel of"),
         ({"vocabulary_size": 0}, "`vocabulary_size` must be a positive int"),
         ({"vocabulary_size": 3, "use_bias": 1}, "`use_bias` must be True or"),
-        ({"vocabulary_size": 3, "soft_cap": 0}, "`soft_cap` must be a number"),
+        ({"vocabulary_size": 3, "soft_cap": 0}, "`soft_cap` must be a finite"),
         (
             {"embedding": "tied", "kernel_initializer": "ones"},
             "`kernel_initializer` must be None for a tied.*embeddings_init",

@@ -279,7 +279,7 @@ def test_trains_in_a_functional_model_of_unknown_batch_and_length():
         ({"top_k": 1}, "`normalize_top_k` must be False when top_k=1.*True"),
         ({"gated": "no"}, "`gated` must be True or False.*'no'"),
         ({"normalize_top_k": 1}, "`normalize_top_k` must be True or False.*=1"),
-        ({"load_balancing": -1}, "`load_balancing` must be a number.*=-1"),
+        ({"load_balancing": -1}, "`load_balancing` must be a finite.*=-1"),
         ({"dropout": 1.0}, r"`dropout` must be a rate in \[0, 1\).*=1.0"),
     ],
 )

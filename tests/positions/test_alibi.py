@@ -85,7 +85,9 @@ def test_rejects_a_call_before_binding():
 
 
 def test_rejects_slopes_that_raise_scores_or_are_no_list():
-    with pytest.raises(ValueError, match=r"`slopes` must be a number above 0"):
+    with pytest.raises(
+        ValueError, match=r"`slopes` must be a finite number above 0"
+    ):
         ALiBi(slopes=[0.5, -0.5])
     with pytest.raises(ValueError, match=r"`slopes` must be a list of numbers"):
         ALiBi(slopes=0.5)

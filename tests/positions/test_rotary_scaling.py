@@ -175,7 +175,10 @@ def test_cannot_be_changed():
             "`beta_fast` must be a setting of 'linear'",
         ),
         (lambda: RoPEScaling("yarn", factor=2.0), "`original_max_length` must"),
-        (lambda: RoPEScaling.linear(-1.0), "`factor` must be a number above 0"),
+        (
+            lambda: RoPEScaling.linear(-1.0),
+            "`factor` must be a finite number above 0",
+        ),
         (
             lambda: RoPEScaling.dynamic_ntk(2.0, 64.5),
             "`original_max_length` must be a positive integer",

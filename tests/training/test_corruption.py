@@ -206,8 +206,8 @@ def test_spans_repeat_with_a_seed():
     ("options", "message"),
     [
         ({"rate": 1.0}, r"`rate` must be a rate in \[0, 1\).*=1.0"),
-        ({"rate": 0.0}, r"`rate` must be a number above 0.*=0.0"),
-        ({"mean_span_length": 0}, "`mean_span_length` must be a number.*=0"),
+        ({"rate": 0.0}, r"`rate` must be a finite number above 0.*=0.0"),
+        ({"mean_span_length": 0}, "`mean_span_length` must be a finite.*=0"),
         ({"token_ids": [7]}, r"`token_ids` must be at least two.*\[7\].*stay"),
         ({"token_ids": [[7, 8]]}, r"`token_ids.shape` must be an array of ra"),
         ({"sentinels": [9]}, "at least 3 tokens for 2 spans.*=1"),

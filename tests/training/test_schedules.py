@@ -49,7 +49,7 @@ def test_drives_an_optimizer_from_the_first_update():
     [
         ({"model_dim": 0}, "`model_dim` must be a positive integer.*=0"),
         ({"warmup_steps": 0}, "`warmup_steps` must be a positive integer.*=0"),
-        ({"scale": 0}, "`scale` must be a number above 0.*=0"),
+        ({"scale": 0}, "`scale` must be a finite number above 0.*=0"),
     ],
 )
 def test_rejects_arguments_out_of_range(options, message):
