@@ -8,9 +8,6 @@ from keras_transformer.attention.tiling import (
     dropout_streams,
 )
 
-# Far below any score, and finite, so that a fully masked row stays finite.
-_MASKED = -1e30
-
 
 def dense_attention(
     query,
@@ -52,16 +49,20 @@ def dense_attention(
         scores = soft_cap * ops.tanh(scores / soft_cap)
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")
+    sees_a_key = None
     if allowed is not None:
-        scores = ops.where(allowed, scores, _MASKED)
+        masked = -np.inf
+        if not _every_row_sees_a_key(allowed):
+            sees_a_key = ops.any(allowed, axis=-1, keepdims=True)
+            # Finite where all is masked, so that the softmax is.
+            masked = ops.where(sees_a_key, masked, 0.0)
+        scores = ops.where(allowed, scores, masked)
     if sinks is None:
         weights = _softmax(scores)
     else:
         weights = _softmax_with_sinks(scores, sinks)
-    if allowed is not None and not _every_row_sees_a_key(allowed):
-        weights = ops.where(
-            ops.any(allowed, axis=-1, keepdims=True), weights, 0.0
-        )
+    if sees_a_key is not None:
+        weights = ops.where(sees_a_key, weights, 0.0)
     kept = _dropped(weights, dropout, seed) if dropout else weights
     outputs = _weighted_values(
         ops.cast(kept, value.dtype), value, num_heads, groups

@@ -11,14 +11,18 @@ from keras_transformer._internal.backends import backend
 from keras_transformer._internal.sublayers import run
 from keras_transformer.attention import choice as choices
 from keras_transformer.attention.arguments import (
+    check_broadcasts,
     check_heads,
     check_read,
+    check_tensors,
     counted,
+    slots_or_positions,
 )
 from keras_transformer.attention.blockwise import blockwise_attention
 from keras_transformer.attention.dense import dense_attention
 from keras_transformer.attention.recording import chosen, left_out
 from keras_transformer.masks import Full, Mask, MaskData
+from keras_transformer.masks.arrays import both
 from keras_transformer.masks.pairs import Pairs
 from keras_transformer.positions.alibi import ALiBi
 
@@ -113,13 +117,13 @@ def dot_product_attention(
     checks.positive(soft_cap=soft_cap, optional=True)
     checks.rate(dropout=dropout)
     query, key, value = map(ops.convert_to_tensor, (query, key, value))
-    _check_shapes(query, key, value)
+    scores_shape = check_tensors(query, key, value)
     mask = Full() if mask is None else mask
     if not isinstance(mask, Mask):
         checks.fail(
             "a Mask or None", "mask", mask, "For an array: attention_mask."
         )
-    num_heads = query.shape[2]
+    batch, num_heads, query_length, key_length = scores_shape
     check_heads(mask, num_heads)
     check_read(
         mask,
@@ -129,8 +133,22 @@ def dot_product_attention(
         prefix_length=prefix_length,
     )
     if attention_mask is not None:
-        attention_mask = _of_four_axes(attention_mask)
-    bias, scheme = _bias(bias, positions, key_positions, num_heads)
+        attention_mask = _of_four_axes(attention_mask, scores_shape)
+    bias, scheme = _bias(bias, positions, key_positions, scores_shape)
+    query_slots, positions = (
+        slots_or_positions(name, given, batch, query_length)
+        for name, given in (
+            ("query_slots", query_slots),
+            ("positions", positions),
+        )
+    )
+    key_slots, key_positions = (
+        slots_or_positions(name, given, batch, key_length)
+        for name, given in (
+            ("key_slots", key_slots),
+            ("key_positions", key_positions),
+        )
+    )
     if sinks is not None:
         sinks = ops.convert_to_tensor(sinks)
         if tuple(sinks.shape) != (num_heads,):
@@ -143,9 +161,9 @@ def dot_product_attention(
     if bias is not None:
         bias_kind = "array"
     call = choices.Call(
-        batch=query.shape[0],
-        query_length=query.shape[1],
-        key_length=key.shape[1],
+        batch=batch,
+        query_length=query_length,
+        key_length=key_length,
         num_heads=num_heads,
         key_dim=query.shape[3],
         value_dim=value.shape[3],
@@ -165,6 +183,7 @@ def dot_product_attention(
         scores=return_attention_scores,
     )
     data = MaskData(padding_mask, segment_ids, key_segment_ids, prefix_length)
+    data.check_rows(batch)
     choice = chosen(call, implementation, data)
     nothing = left_out(call)
     if nothing is not None:
@@ -219,6 +238,10 @@ def dot_product_attention(
             scale=scale,
             soft_cap=soft_cap,
         )
+    if bias_kind == "array":
+        # Minus infinity hides keys, from some queries perhaps all of them.
+        visible = bias > -np.inf
+        allowed = visible if allowed is None else both(allowed, visible)
     outputs, weights = dense_attention(
         query,
         key,
@@ -241,7 +264,7 @@ def dropout_seed(seed):
     return keras.random.randint((2,), 0, 2**31 - 1, dtype="int32", seed=seed)
 
 
-def _bias(bias, positions, key_positions, num_heads):
+def _bias(bias, positions, key_positions, scores_shape):
     """The bias as an array or as a bound scheme; the other one is None."""
     if isinstance(bias, keras.layers.Layer):
         if getattr(bias, "acts_on", None) != "scores":
@@ -251,7 +274,7 @@ def _bias(bias, positions, key_positions, num_heads):
                 "bias",
                 bias,
             )
-        bias.bind(num_heads)
+        bias.bind(scores_shape[1])
         return None, bias
     for name, given in (
         ("positions", positions),
@@ -263,10 +286,19 @@ def _bias(bias, positions, key_positions, num_heads):
                 f"bias={bias!r}. Pass a scheme, or leave it out: masks go by "
                 "slots."
             )
-    return None if bias is None else ops.convert_to_tensor(bias), None
+    if bias is None:
+        return None, None
+    bias = ops.convert_to_tensor(bias)
+    if keras.backend.standardize_dtype(bias.dtype) == "bool":
+        raise ValueError(
+            "`bias` must be numbers that are added to the scores. Received: "
+            "booleans. Pass them as `attention_mask`."
+        )
+    check_broadcasts("bias", bias.shape, scores_shape)
+    return bias, None
 
 
-def _of_four_axes(attention_mask):
+def _of_four_axes(attention_mask, scores_shape):
     """The attention mask as booleans of four axes."""
     attention_mask = ops.convert_to_tensor(attention_mask)
     if "float" in keras.backend.standardize_dtype(attention_mask.dtype):
@@ -286,7 +318,10 @@ def _of_four_axes(attention_mask):
     attention_mask = ops.cast(attention_mask, "bool")
     if rank == 2:
         attention_mask = attention_mask[None]
-    return attention_mask if rank == 4 else attention_mask[:, None]
+    if rank < 4:
+        attention_mask = attention_mask[:, None]
+    check_broadcasts("attention_mask", attention_mask.shape, scores_shape)
+    return attention_mask
 
 
 def _allowed(mask, data, attention_mask, query_slots, key_slots):
@@ -297,34 +332,3 @@ def _allowed(mask, data, attention_mask, query_slots, key_slots):
     if attention_mask is None or allowed is None:
         return attention_mask if allowed is None else allowed
     return ops.logical_and(allowed, attention_mask)
-
-
-def _check_shapes(query, key, value):
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if len(tensor.shape) != 4:
-            raise ValueError(
-                f"`{name}` must have shape (batch, length, heads, dim). "
-                f"Received: {name}.shape={tuple(tensor.shape)}."
-            )
-    if query.shape[3] != key.shape[3]:
-        raise ValueError(
-            "`query` and `key` must have the same last axis. Received: "
-            f"query.shape={tuple(query.shape)}, key.shape={tuple(key.shape)}."
-        )
-    if key.shape[2] != value.shape[2] or query.shape[2] % key.shape[2]:
-        raise ValueError(
-            "The heads of `key` and `value` must be equally many and divide "
-            f"those of `query`. Received: {query.shape[2]} query, "
-            f"{key.shape[2]} key and {value.shape[2]} value heads."
-        )
-    batches = [tensor.shape[0] for tensor in (query, key, value)]
-    if len(set(batches) - {None}) > 1:
-        raise ValueError(
-            "`query`, `key` and `value` must have as many batch rows as each "
-            f"other. Received: {batches}."
-        )
-    if len({key.shape[1], value.shape[1]} - {None}) > 1:
-        raise ValueError(
-            "`key` and `value` must have the same length. Received: "
-            f"key.shape={tuple(key.shape)}, value.shape={tuple(value.shape)}."
-        )

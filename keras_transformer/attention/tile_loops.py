@@ -19,7 +19,8 @@ from keras_transformer.attention.tiling import (
     dropout_streams,
 )
 
-# Below any score, and finite, so that differences of two of them are.
+# Below any score that float32 still tells from its neighbours, and finite, so
+# that differences of two of them are numbers.
 _LOWEST = -1e30
 
 

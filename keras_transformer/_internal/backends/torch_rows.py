@@ -14,8 +14,6 @@ from keras_transformer._internal.backends.torch_gradient import with_gradient
 
 # Scores held at once; blocks of queries that need more are cut.
 _MOST_SCORES = 1 << 26
-# The score of masked pairs: finite, and far below all others.
-_MASKED = -1e30
 
 
 def attention_by_rows(tiling, table, tensors, one_row_at_a_time):
@@ -161,7 +159,7 @@ class _Walk:
         for places, allowed in block.masks():
             part = scores.unflatten(0, (self.rows, self.heads))[..., places]
             # Faster than filling, and as right where scores overflow.
-            ceiling = torch.where(allowed, torch.inf, _MASKED)
+            ceiling = torch.where(allowed, torch.inf, -torch.inf)
             torch.minimum(part, ceiling, out=part)
             if visible is not None:
                 visible = allowed.any(-1, keepdim=True) | visible
@@ -171,9 +169,13 @@ class _Walk:
             normalizer = torch.logaddexp(scores.logsumexp(-1, True), sinks)
             weights = scores.sub_(normalizer).exp_()
             return weights, torch.exp(sinks - normalizer), slope
+        if visible is None or visible.all():
+            return torch.softmax(scores, dim=-1), None, slope
+        by_heads = scores.unflatten(0, (self.rows, self.heads))
+        # Finite where all is masked, so that the softmax is.
+        by_heads.masked_fill_(~visible, 0.0)
         weights = torch.softmax(scores, dim=-1)
-        if visible is not None and not visible.all():
-            weights.unflatten(0, (self.rows, self.heads)).mul_(visible)
+        weights.unflatten(0, (self.rows, self.heads)).mul_(visible)
         return weights, None, slope
 
     def _bias(self, block, weights):
